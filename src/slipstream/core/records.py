@@ -1,0 +1,82 @@
+"""What passes between the parts: requests, pieces of a stream, completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from slipstream.core.options import SamplingOptions
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt as token ids, with its own sampling settings."""
+
+    prompt_ids: Sequence[int]
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one round added to one request's text.
+
+    Attributes:
+        index: which request of the batch.
+        text: new text, complete characters only; may be empty while a character or stop string is undecided.
+        token_ids: the tokens emitted in this round.
+        accepted: how many of them were drafts (the rest, at most one, is the target's bonus token).
+        spans: the new text again, cut where drafted and undrafted tokens meet: (text, was drafted).
+        finish_reason: set on the last piece.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    accepted: int
+    spans: tuple[tuple[str, bool], ...]
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One finished request.
+
+    Attributes:
+        text: the decoded answer, without stop token or stop string.
+        token_ids: every emitted token, a final stop token included.
+        prompt_tokens: length of the prompt.
+        finish_reason: `stop` (stop token or string) or `length`.
+        rounds: draft-verify rounds that this request took part in.
+        emitted_in_rounds: tokens emitted by those rounds (the first token comes from prefill).
+        accepted_per_position: at index k-1, in how many rounds draft k was kept.
+        ttft_s: seconds from the start of the call to the first token.
+        decode_s: seconds from the first token to the last.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_tokens: int
+    finish_reason: FinishReason
+    rounds: int
+    emitted_in_rounds: int
+    accepted_per_position: tuple[int, ...]
+    ttft_s: float
+    decode_s: float
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens emitted, a final stop token included."""
+        return len(self.token_ids)
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens emitted per round, bonus included, tokens after a stop not counted; 1.0 without rounds."""
+        return self.emitted_in_rounds / self.rounds if self.rounds else 1.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Decode-only rate: tokens after the first per second of decode_s."""
+        return (self.completion_tokens - 1) / self.decode_s if self.decode_s > 0 else 0.0
