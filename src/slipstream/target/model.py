@@ -1,0 +1,292 @@
+"""A Hugging Face causal language model seen as a few verbs: embed, unembed, head, prefill, verify.
+
+Not a generation loop: sampling, acceptance and stopping live in `decode`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from slipstream.core.errors import InputError, TargetError
+from slipstream.target.cache import TargetCache
+from slipstream.target.family import TargetInfo, check_config, check_modules, describe, layer_windows
+from slipstream.target.masks import pass_masks
+from slipstream.target.taps import Taps
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """What a prefill yields.
+
+    Attributes:
+        logits_BV: fp32 logits of each row's last prompt token.
+        features_BLE: tapped layer outputs of every prompt token; past a row's length they mean nothing.
+    """
+
+    logits_BV: Tensor
+    features_BLE: Tensor
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a verify pass yields.
+
+    Attributes:
+        logits_BTV: fp32 logits after each token of the pass.
+        features_BTE: tapped layer outputs of each token of the pass.
+    """
+
+    logits_BTV: Tensor
+    features_BTE: Tensor
+
+
+class Target:
+    """A causal language model that verifies blocks of tokens at per-row positions.
+
+    Build it with `target_from_model` or `load_target`, which also run the self-test.
+
+    Args:
+        model: in evaluation mode, on its device.
+        tokenizer: of the model, if there is one.
+        name: shown to users.
+
+    Raises:
+        TargetError: the family cannot be decoded speculatively.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
+        config = model.config.get_text_config(decoder=True)
+        check_config(config)
+        self.model = model
+        self.tokenizer = tokenizer
+        self.decoder: nn.Module = model.get_decoder()
+        check_modules(config, self.decoder)
+        self.layers = _decoder_layers(self.decoder, config.num_hidden_layers)
+        self._embedding: nn.Module = model.get_input_embeddings()
+        self._unembedding: nn.Module = _output_embedding(model)
+        rows = _rows(self._embedding), _rows(self._unembedding)
+        self.info: TargetInfo = describe(name, config, rows, _eos_token_ids(model, tokenizer))
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self._windows = layer_windows(config)
+        self._logit_multiplier = float(getattr(config, "logit_scale", None) or 1.0)
+        self._logit_divisor = float(getattr(config, "logits_scaling", None) or 1.0)
+        self._soft_cap: float | None = getattr(config, "final_logit_softcapping", None)
+        self._cache_argument = _cache_argument(self.decoder, config.model_type)
+        self._taps = Taps(self.layers, (), self.info.width)
+
+    def set_taps(self, layer_ids: tuple[int, ...]) -> None:
+        """Chooses the layers whose outputs are read as features.
+
+        Args:
+            layer_ids: 0-based ids of layers whose OUTPUT is read; features are concatenated in this order.
+
+        Raises:
+            InputError: an id is outside the model or given twice.
+        """
+        taps = Taps(self.layers, tuple(layer_ids), self.info.width)
+        self._taps.remove()
+        self._taps = taps
+
+    @property
+    def tap_ids(self) -> tuple[int, ...]:
+        """The layers whose outputs are read."""
+        return self._taps.layer_ids
+
+    def new_cache(self, rows: int, slots: int) -> TargetCache:
+        """A cache for `rows` sequences of at most `slots` positions, drafts that end up rejected included."""
+        return TargetCache(rows, slots)
+
+    @torch.no_grad()
+    def embed(self, ids_BT: Tensor) -> Tensor:
+        """Output x_BTD of the input embedding module (with a scale that is part of the module, as in Gemma)."""
+        x_BTD: Tensor = self._embedding(ids_BT)
+        return x_BTD
+
+    def unembed(self, hidden_BTD: Tensor) -> Tensor:
+        """Raw product with the output embedding.
+
+        Args:
+            hidden_BTD: states after a final norm; any leading axes.
+
+        Returns:
+            fp32 logits_BTV, vocabulary cut to `info.vocab_size`.
+        """
+        weight_VD, bias_V = self._unembedding.weight, getattr(self._unembedding, "bias", None)
+        size = self.info.vocab_size
+        return F.linear(hidden_BTD, weight_VD[:size], None if bias_V is None else bias_V[:size]).float()
+
+    def head(self, hidden_BTD: Tensor) -> Tensor:
+        """The model's own logits: `unembed`, its scaling (Granite, Cohere) and its soft-cap (Gemma).
+
+        Args:
+            hidden_BTD: the decoder's output, after the final norm; any leading axes.
+
+        Returns:
+            fp32 logits_BTV.
+        """
+        logits_BTV = self.unembed(hidden_BTD)
+        if self._logit_multiplier != 1.0:
+            logits_BTV = logits_BTV * self._logit_multiplier
+        if self._logit_divisor != 1.0:
+            logits_BTV = logits_BTV / self._logit_divisor
+        if self._soft_cap is not None:
+            logits_BTV = torch.tanh(logits_BTV / self._soft_cap) * self._soft_cap
+        return logits_BTV
+
+    @torch.no_grad()
+    def prefill(self, ids_BL: Tensor, length_B: Tensor, cache: TargetCache, chunk: int = 512) -> Prefill:
+        """Reads prompts of different lengths into a cache, from position 0.
+
+        Args:
+            ids_BL: int64 prompts, padded on the right with any valid id.
+            length_B: int64 lengths, at least 1 and at most L.
+            cache: with B rows and at least L slots.
+            chunk: tokens per pass.
+
+        Returns:
+            Logits of each row's last token, features of all tokens. The head runs on one token per row only.
+        """
+        rows, longest = ids_BL.shape
+        features_BLE = self._new_features(rows, longest)
+        last_BD = torch.zeros(rows, self.info.width, dtype=self.dtype, device=self.device)
+        for begin in range(0, longest, chunk):
+            end = min(begin + chunk, longest)
+            position_BT = torch.arange(begin, end, device=self.device).expand(rows, -1)
+            hidden_BTD = self._pass(ids_BL[:, begin:end], position_BT, cache, end, features_BLE[:, begin:end])
+            offset_B = length_B - 1 - begin
+            here_B = (offset_B >= 0) & (offset_B < end - begin)
+            offset_B11 = offset_B.clamp(0, end - begin - 1)[:, None, None]
+            found_BD = hidden_BTD.gather(1, offset_B11.expand(-1, 1, hidden_BTD.shape[-1]))[:, 0]
+            last_BD = torch.where(here_B[:, None], found_BD, last_BD)
+        return Prefill(self.head(last_BD), features_BLE)
+
+    @torch.no_grad()
+    def verify(
+        self, ids_BT: Tensor, start_B: Tensor, cache: TargetCache, visible: int | None = None
+    ) -> Verified:
+        """Runs one block per row, each at its own position.
+
+        Args:
+            ids_BT: int64 tokens; token [b, t] sits at position start_B[b] + t.
+            start_B: int64 positions; everything before them must already be in the cache.
+            cache: with B rows; start_B + T must not exceed its slots.
+            visible: leading slots to read, at least max(start_B) + T; a caller that knows it on the host saves
+                attention over empty slots. None reads them all.
+
+        Returns:
+            Logits and features of every token.
+        """
+        position_BT = start_B[:, None] + torch.arange(ids_BT.shape[1], device=self.device)
+        features_BTE = self._new_features(*ids_BT.shape)
+        slots = cache.slots if visible is None else visible
+        hidden_BTD = self._pass(ids_BT, position_BT, cache, slots, features_BTE)
+        return Verified(self.head(hidden_BTD), features_BTE)
+
+    @torch.no_grad()
+    def recompute(self, ids_BL: Tensor) -> Tensor:
+        """The model called plainly: no cache, no mask of ours, its own head; the yardstick for everything else.
+
+        Args:
+            ids_BL: int64 sequences of equal length.
+
+        Returns:
+            fp32 logits_BLV, vocabulary cut to `info.vocab_size`.
+        """
+        logits_BLV: Tensor = self.model(input_ids=ids_BL, use_cache=False).logits
+        return logits_BLV[..., : self.info.vocab_size].float()
+
+    def _new_features(self, rows: int, tokens: int) -> Tensor:
+        shape = rows, tokens, self._taps.feature_width
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def _pass(
+        self, ids_BT: Tensor, position_BT: Tensor, cache: TargetCache, visible: int, features_BTE: Tensor
+    ) -> Tensor:
+        """One pass of the decoder; fills `features_BTE` and returns the states after the final norm."""
+        cache.aim(position_BT, visible)
+        masks = pass_masks(position_BT, visible, self._windows, self.dtype)
+        # Drafts past the context limit are never kept, but learned position tables must not be read past their end.
+        model_position_BT = position_BT.clamp(max=self.info.max_context - 1)
+        arguments: dict[str, Any] = {self._cache_argument: cache, "use_cache": True}
+        self._taps.aim(features_BTE)
+        try:
+            output = self.decoder(
+                input_ids=ids_BT, position_ids=model_position_BT, attention_mask=masks, **arguments
+            )
+        finally:
+            self._taps.aim(None)
+        hidden_BTD: Tensor = output[0]
+        return hidden_BTD
+
+
+def target_from_model(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, name: str = ""
+) -> Target:
+    """Wraps a model that is already built.
+
+    Args:
+        model: any causal language model of transformers; it is put into evaluation mode.
+        tokenizer: of the model, if there is one.
+        name: shown to users; the model's own name or type otherwise.
+
+    Returns:
+        A target whose self-test has passed.
+
+    Raises:
+        TargetError: the family cannot be decoded speculatively, or the self-test failed.
+    """
+    from slipstream.target.selftest import run_selftest
+
+    target = Target(model.eval(), tokenizer, name or model.config.name_or_path or model.config.model_type)
+    run_selftest(target)
+    return target
+
+
+def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
+    for child in decoder.children():
+        if isinstance(child, nn.ModuleList) and len(child) == count:
+            return child
+    raise TargetError(f"no list of {count} decoder layers found in {type(decoder).__name__}")
+
+
+def _output_embedding(model: PreTrainedModel) -> nn.Module:
+    module: nn.Module | None = model.get_output_embeddings()
+    if module is None:
+        raise TargetError(f"{type(model).__name__} has no output embedding, so it is not a causal language model")
+    return module
+
+
+def _rows(embedding: nn.Module) -> int:
+    weight = embedding.weight
+    if not isinstance(weight, Tensor):
+        raise InputError(f"{type(embedding).__name__} has no weight")
+    return weight.shape[0]
+
+
+def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
+    generation = getattr(model, "generation_config", None)
+    ids: set[int] = set()
+    for owner in (generation, model.config, tokenizer):
+        found = getattr(owner, "eos_token_id", None)
+        if found is not None:
+            ids.update(found if isinstance(found, list | tuple) else [found])
+    return tuple(sorted(ids))
+
+
+def _cache_argument(decoder: nn.Module, model_type: str) -> str:
+    """Name of the decoder's cache argument: `cache` since transformers 5.2x, `past_key_values` before."""
+    parameters = inspect.signature(decoder.forward).parameters
+    if "position_ids" not in parameters:
+        raise TargetError(f"the target ({model_type}) takes no explicit positions, so its rows cannot be verified in blocks")
+    for name in ("cache", "past_key_values"):
+        if name in parameters:
+            return name
+    raise TargetError(f"the target ({model_type}) takes no cache of keys and values")
