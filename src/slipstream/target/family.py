@@ -16,9 +16,8 @@ from slipstream.core.errors import TargetError
 from slipstream.target.masks import LayerWindows
 
 _STATEFUL_CLASS = re.compile(
-    r"mamba|ssm|rwkv|xlstm|slstm|mlstm|deltanet|linearattention|lightningattention|recurrent|rglru|shortconv|hyena"
-    r"|retention",
-    re.IGNORECASE,
+    r"Mamba|SSM|Ssm|R[Ww][Kk][Vv]|LSTM|DeltaNet|LinearAttention|LightningAttention|Recurrent|RGLRU|RgLru|ShortConv"
+    r"|Hyena|Retention"
 )
 
 
