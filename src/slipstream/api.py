@@ -1,0 +1,278 @@
+"""Load a target and its drafter, and decode with them: the Python interface in one call.
+
+No decoding happens here (that is `decode`); this file turns names into models and prompts into token ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import cast
+
+from slipstream.core.errors import InputError
+from slipstream.core.options import EngineOptions, SamplingOptions, TargetOptions
+from slipstream.core.records import Completion, Piece, Request
+from slipstream.decode import DraftProposer, Engine
+from slipstream.formats import read_zlab
+from slipstream.model import Drafter
+from slipstream.target import Target, TargetInfo, load_target
+
+Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
+"""A text (one user turn, or as it is when raw), a conversation of role/content messages, or token ids."""
+
+Progress = Callable[[str], None]
+
+BUNDLED_TARGET = "smollm2"
+# What the bundled drafter was trained for: a fine-tuned model of the same architecture may use it too, since a
+# drafter changes only the speed.
+_BUNDLED_FITS = {
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "width": 576,
+    "num_layers": 30,
+    "rope_theta": 100_000.0,
+}
+
+
+class Stream(Iterator[Piece]):
+    """The pieces of one answer; when they have ended, `completion` holds the whole of it.
+
+    Args:
+        engine: that decodes.
+        request: to decode.
+    """
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        self._engine = engine
+        self._pieces = iter(engine.stream([request]))
+        self._completion: Completion | None = None
+
+    def __next__(self) -> Piece:
+        try:
+            return next(self._pieces)
+        except StopIteration:
+            if self._completion is None:
+                self._completion = self._engine.completions[0]
+            raise
+
+    def close(self) -> None:
+        """End the decoding early; the engine is ready for the next request."""
+        close = getattr(self._pieces, "close", None)
+        if close is not None:
+            close()
+
+    @property
+    def completion(self) -> Completion:
+        """The finished request.
+
+        Raises:
+            InputError: the stream has not been read to its end.
+        """
+        if self._completion is None:
+            raise InputError("the stream has not ended, so there is no completion yet")
+        return self._completion
+
+
+class Session:
+    """A target, perhaps a drafter, and the engines that decode with and without it.
+
+    Args:
+        target: to decode with.
+        drafter: that proposes tokens, or None to decode plainly.
+        options: of both engines.
+        note: why there is no drafter, for people.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None = None,
+        options: EngineOptions = EngineOptions(),
+        note: str = "",
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.options = options
+        self.note = note
+
+    @cached_property
+    def plain(self) -> Engine:
+        """The engine with drafting off: the baseline of every speed-up."""
+        return Engine(self.target, None, self.options)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine that drafts; the plain one where there is no drafter."""
+        if self.drafter is None:
+            return self.plain
+        return Engine(self.target, DraftProposer(self.target, self.drafter), self.options)
+
+    def exact(self, draft: bool = True) -> bool:
+        """Whether every token is the target's own choice after the tokens before it.
+
+        True without drafting and with the acceptor `match`. With `reject` tokens follow the target's distribution,
+        but the text may differ from plain decoding with the same seed.
+        """
+        return not draft or self.drafter is None or self.options.acceptor == "match"
+
+    def encode(self, prompt: Prompt, raw: bool = False) -> list[int]:
+        """Token ids of a prompt.
+
+        Args:
+            prompt: text, messages or token ids (which are returned as they are).
+            raw: a text is continued as it is, without the target's chat template.
+
+        Raises:
+            InputError: the target has no tokenizer or no chat template, or the prompt is empty.
+        """
+        ids = self._encode(prompt, raw)
+        if not ids:
+            raise InputError("the prompt is empty")
+        return ids
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingOptions = SamplingOptions(),
+        *,
+        raw: bool = False,
+        draft: bool = True,
+    ) -> Completion:
+        """Answer one prompt.
+
+        Args:
+            prompt: text, messages or token ids.
+            sampling: how to decode.
+            raw: continue a text as it is, without the chat template.
+            draft: False decodes plainly on the same target.
+
+        Raises:
+            InputError: the prompt cannot be used, or does not fit the context.
+        """
+        return self.generate_batch([prompt], sampling, raw=raw, draft=draft)[0]
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingOptions | Sequence[SamplingOptions] = SamplingOptions(),
+        *,
+        raw: bool = False,
+        draft: bool = True,
+    ) -> list[Completion]:
+        """Answer several prompts side by side.
+
+        Args:
+            prompts: texts, conversations or token ids.
+            sampling: one for all, or one per prompt.
+            raw: continue texts as they are, without the chat template.
+            draft: False decodes plainly on the same target.
+
+        Returns:
+            Completions in the order of the prompts.
+
+        Raises:
+            InputError: a prompt cannot be used, or the counts of prompts and sampling options differ.
+        """
+        each = [sampling] * len(prompts) if isinstance(sampling, SamplingOptions) else list(sampling)
+        if len(each) != len(prompts):
+            raise InputError(f"there are {len(prompts)} prompts, but {len(each)} sampling options")
+        requests = [Request(self.encode(p, raw), s) for p, s in zip(prompts, each, strict=True)]
+        return self._engine(draft).generate(requests)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingOptions = SamplingOptions(),
+        *,
+        raw: bool = False,
+        draft: bool = True,
+    ) -> Stream:
+        """Answer one prompt piece by piece; arguments as for `generate`.
+
+        Raises:
+            InputError: the prompt cannot be used, or does not fit the context.
+        """
+        return Stream(self._engine(draft), Request(self.encode(prompt, raw), sampling))
+
+    def _engine(self, draft: bool) -> Engine:
+        return self.engine if draft else self.plain
+
+    def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
+        if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
+            return list(cast(Sequence[int], prompt))
+        tokenizer = self.target.tokenizer
+        if tokenizer is None:
+            raise InputError(f"{self.target.info.name} has no tokenizer, so a prompt must be token ids")
+        if raw:
+            if not isinstance(prompt, str):
+                raise InputError("a raw prompt must be a text, not messages")
+            return list(tokenizer(prompt)["input_ids"])
+        if not tokenizer.chat_template:
+            raise InputError(f"{self.target.info.name} has no chat template; decode the text as it is with raw")
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        return list(ids)
+
+
+def load(
+    target: str = BUNDLED_TARGET,
+    draft: str | None = "auto",
+    *,
+    target_options: TargetOptions = TargetOptions(),
+    engine_options: EngineOptions = EngineOptions(),
+    progress: Progress | None = None,
+) -> Session:
+    """Load a target and its drafter.
+
+    Args:
+        target: `smollm2` (bundled), a hub id, a folder or a GGUF file.
+        draft: `auto` takes the bundled drafter where the target has one and decodes plainly elsewhere (`note` says
+            so); a folder or hub id of a z-lab checkpoint; None decodes plainly.
+        target_options: dtype and device.
+        engine_options: block size, acceptor and limits.
+        progress: called with a line for people whenever something takes long.
+
+    Raises:
+        TargetError: the target cannot be loaded or decoded speculatively.
+        CheckpointError: the drafter does not fit the target.
+    """
+    loaded = load_target(target, target_options, progress)
+    folder, note = _find_drafter(loaded.info, draft, progress)
+    drafter = None
+    if folder is not None:
+        drafter = read_zlab(folder, loaded.info, device=loaded.device, dtype=loaded.dtype)
+    return Session(loaded, drafter, engine_options, note)
+
+
+def bundled_drafter(info: TargetInfo) -> Path | None:
+    """Folder of the drafter that comes with the package for this target, or None."""
+    if any(getattr(info, name) != value for name, value in _BUNDLED_FITS.items()):
+        return None
+    folder = Path(str(files("slipstream"))) / "drafters" / BUNDLED_TARGET
+    return folder if (folder / "config.json").is_file() else None
+
+
+def _find_drafter(info: TargetInfo, draft: str | None, progress: Progress | None) -> tuple[Path | None, str]:
+    if draft is None:
+        return None, "drafting is off"
+    if draft == "auto":
+        folder = bundled_drafter(info)
+        return folder, "" if folder else f"no drafter is bundled for {info.name}, so it is decoded plainly"
+    if Path(draft).is_dir():
+        return Path(draft), ""
+    return _download(draft, progress), ""
+
+
+def _download(hub_id: str, progress: Progress | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    if progress is not None:
+        progress(f"fetching drafter {hub_id}")
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"drafter {hub_id} is neither a folder nor a hub repository that can be read: {reason}") from error

@@ -1,0 +1,93 @@
+"""The same prompts decoded plainly and with drafts, in one process, one after the other.
+
+A quick look for `slipstream demo`, not a benchmark: one pass per prompt, no confidence interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from slipstream.api import Prompt, Session
+from slipstream.core.options import SamplingOptions
+from slipstream.core.records import Completion, Piece
+
+Observer = Callable[[int, bool, Piece], None]
+"""Called with (number of the prompt, whether drafts are on, piece) while the text appears."""
+
+DEMO_PROMPTS: Final = (
+    "Explain in simple words why the sky is blue.",
+    "Write a Python function that returns the n-th Fibonacci number, and explain how it works.",
+    "List ten things to pack for a weekend of hiking, each with a short reason.",
+    "A train leaves at 9:40 and arrives at 13:05. How long does the journey take? Show each step.",
+)
+WARM_UP_TOKENS: Final = 16
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What both ways of decoding gave for the same prompts.
+
+    Attributes:
+        plain: completions without drafts, in the order of the prompts.
+        drafted: completions with drafts.
+    """
+
+    plain: tuple[Completion, ...]
+    drafted: tuple[Completion, ...]
+
+    @property
+    def identical(self) -> bool:
+        """Whether every prompt got the same token ids both ways."""
+        return all(a.token_ids == b.token_ids for a, b in zip(self.plain, self.drafted, strict=True))
+
+    @property
+    def speedup(self) -> float:
+        """Drafted over plain decode-only rate; 0.0 where nothing was decoded."""
+        plain = total_rate(self.plain)
+        return total_rate(self.drafted) / plain if plain else 0.0
+
+
+def compare(
+    session: Session,
+    prompts: Sequence[Prompt],
+    sampling: SamplingOptions,
+    *,
+    raw: bool = False,
+    observer: Observer | None = None,
+) -> Comparison:
+    """Decode every prompt plainly, then with drafts, after a warm-up of both.
+
+    Args:
+        session: with a drafter.
+        prompts: to answer, at least one.
+        sampling: the same for both ways.
+        raw: continue texts as they are, without the chat template.
+        observer: sees every piece as it appears.
+    """
+    for draft in (False, True):  # neither side may pay for first-call costs alone
+        tokens = min(WARM_UP_TOKENS, sampling.max_tokens)
+        warm_up = replace(sampling, max_tokens=tokens, min_tokens=min(sampling.min_tokens, tokens))
+        session.generate(prompts[0], warm_up, raw=raw, draft=draft)
+    done: dict[bool, list[Completion]] = {False: [], True: []}
+    for number, prompt in enumerate(prompts):
+        for draft in (False, True):
+            stream = session.stream(prompt, sampling, raw=raw, draft=draft)
+            for piece in stream:
+                if observer is not None:
+                    observer(number, draft, piece)
+            done[draft].append(stream.completion)
+    return Comparison(tuple(done[False]), tuple(done[True]))
+
+
+def total_rate(completions: Sequence[Completion]) -> float:
+    """Tokens per second of decoding over several completions, each one's first token left out; 0.0 without time."""
+    seconds = sum(item.decode_s for item in completions)
+    return sum(item.completion_tokens - 1 for item in completions) / seconds if seconds > 0 else 0.0
+
+
+def total_acceptance(completions: Sequence[Completion]) -> float:
+    """Micro-averaged acceptance length: tokens emitted by all rounds over the number of rounds; 1.0 without rounds."""
+    rounds = sum(item.rounds for item in completions)
+    return sum(item.emitted_in_rounds for item in completions) / rounds if rounds else 1.0

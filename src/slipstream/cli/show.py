@@ -1,0 +1,112 @@
+"""How results look: JSON documents, text with marked drafts, tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from slipstream.core.records import Completion, Piece
+
+if TYPE_CHECKING:
+    from slipstream.bench import Comparison
+
+_DRAFTED, _PLAIN_AGAIN = "\x1b[32;4m", "\x1b[0m"  # green and underlined: seen without colours too
+
+
+def document(completion: Completion, exact: bool) -> dict[str, Any]:
+    """The JSON document of one completion.
+
+    Args:
+        completion: what was decoded.
+        exact: whether every token is the target's own choice.
+    """
+    return {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": completion.completion_tokens,
+        "finish_reason": completion.finish_reason,
+        "rounds": completion.rounds,
+        "acceptance_length": completion.acceptance_length,
+        "accepted_per_position": list(completion.accepted_per_position),
+        "ttft_s": completion.ttft_s,
+        "decode_s": completion.decode_s,
+        "tokens_per_s": completion.tokens_per_s,
+        "exact": exact,
+    }
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """Print one JSON document on stdout."""
+    print(json.dumps(data, ensure_ascii=False, indent=2))
+
+
+def print_piece(piece: Piece, mark: bool) -> None:
+    """Print what a round added, at once.
+
+    Args:
+        piece: of a stream.
+        mark: show accepted drafts in green and underlined.
+    """
+    for text, drafted in piece.spans if mark else ((piece.text, False),):
+        sys.stdout.write(f"{_DRAFTED}{text}{_PLAIN_AGAIN}" if drafted else text)
+    sys.stdout.flush()
+
+
+def marks() -> bool:
+    """Whether stdout is a terminal that shows marked text."""
+    from rich.console import Console
+
+    return Console().is_terminal
+
+
+def summary(completion: Completion) -> str:
+    """One line about speed, for stderr."""
+    return (
+        f"{completion.completion_tokens} tokens, {completion.tokens_per_s:.1f} tokens/s, "
+        f"acceptance length {completion.acceptance_length:.2f}"
+    )
+
+
+def comparison_document(comparison: Comparison, exact: bool) -> dict[str, Any]:
+    """The JSON document of a demo: both ways, the speed-up, and whether the token ids are identical."""
+    return {
+        "plain": _side(comparison.plain, exact=True),
+        "drafted": _side(comparison.drafted, exact),
+        "speedup": comparison.speedup,
+        "identical": comparison.identical,
+    }
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Print the demo's table on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from slipstream.bench import total_acceptance, total_rate
+
+    table = Table(title=f"{len(comparison.plain)} prompts, decoding only")
+    for heading in ("", "tokens/s", "tokens per round", "tokens"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, side in (("plain", comparison.plain), ("drafted", comparison.drafted)):
+        tokens = sum(item.completion_tokens for item in side)
+        table.add_row(name, f"{total_rate(side):.1f}", f"{total_acceptance(side):.2f}", str(tokens))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"speed-up: {comparison.speedup:.2f}x")
+    console.print(f"same text: {'yes' if comparison.identical else 'no'}")
+
+
+def _side(completions: Sequence[Completion], exact: bool) -> dict[str, Any]:
+    from slipstream.bench import total_acceptance, total_rate
+
+    return {
+        "tokens_per_s": total_rate(completions),
+        "acceptance_length": total_acceptance(completions),
+        "completion_tokens": sum(item.completion_tokens for item in completions),
+        "rounds": sum(item.rounds for item in completions),
+        "decode_s": sum(item.decode_s for item in completions),
+        "completions": [document(item, exact) for item in completions],
+    }
