@@ -1,7 +1,18 @@
-"""Any Hugging Face causal language model seen as verbs: embed, unembed, head, prefill, verify, with taps and a cache."""
+"""Any Hugging Face causal language model seen as verbs: embed, head, prefill, verify; with taps and a cache."""
 
 from slipstream.target.cache import TargetCache
 from slipstream.target.family import TargetInfo
+from slipstream.target.load import BUNDLED, bundled_file, load_target
 from slipstream.target.model import Prefill, Target, Verified, target_from_model
 
-__all__ = ["Prefill", "Target", "TargetCache", "TargetInfo", "Verified", "target_from_model"]
+__all__ = [
+    "BUNDLED",
+    "Prefill",
+    "Target",
+    "TargetCache",
+    "TargetInfo",
+    "Verified",
+    "bundled_file",
+    "load_target",
+    "target_from_model",
+]

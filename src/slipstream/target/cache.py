@@ -1,4 +1,4 @@
-"""Key/value buffers of fixed size, written at absolute positions per row; the only file that touches HF caches.
+"""Key/value buffers of fixed size, written at absolute positions per row; the one file that touches HF caches.
 
 Not a store that knows its own length: what is valid is said by the positions of a pass and by its mask, so a
 rejected draft needs no clean-up; the next pass writes over it.
@@ -18,8 +18,8 @@ from slipstream.core.errors import InputError
 class TargetCache(Cache):  # type: ignore[misc]
     """Keys and values of every layer of a target, for some rows and some slots.
 
-    Buffers are made on the first pass, when the model shows its head counts and widths. They start as zeros: a
-    masked slot has weight zero, but zero times an uninitialised NaN would still be NaN.
+    Buffers are made on the first pass, when the model shows its head counts and widths. They start as zeros:
+    a masked slot has weight zero, but zero times an uninitialised NaN would still be NaN.
 
     Args:
         rows: sequences side by side.
@@ -47,7 +47,7 @@ class TargetCache(Cache):  # type: ignore[misc]
         rows = position_BT.shape[0]
         if rows != self.rows or visible > self.slots:
             raise InputError(
-                f"the cache has {self.rows} rows and {self.slots} slots, but the pass needs {rows} and {visible}"
+                f"the cache has {self.rows} rows and {self.slots} slots, the pass needs {rows} and {visible}"
             )
         if self._row_B1 is None:
             self._row_B1 = torch.arange(rows, device=position_BT.device)[:, None]

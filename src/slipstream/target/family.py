@@ -1,4 +1,4 @@
-"""What a target's configuration says: its sizes, the window of every layer type, and whether it can be drafted for.
+"""What a target's configuration says: sizes, the window of every layer type, and whether drafts can be verified.
 
 Not a list of model names: a family is judged by its layer types and modules, before any weight is read.
 """
@@ -107,7 +107,9 @@ def check_config(config: PretrainedConfig) -> None:
     )
     for present, what in reasons:
         if present:
-            raise TargetError(f"the target ({config.model_type}) uses {what}, which Slipstream cannot verify in blocks")
+            raise TargetError(
+                f"the target ({config.model_type}) uses {what}, which Slipstream cannot verify in blocks"
+            )
 
 
 def check_modules(config: PretrainedConfig, decoder: nn.Module) -> None:
@@ -172,7 +174,9 @@ def _max_context(config: PretrainedConfig) -> int:
         original = rope.get("original_max_position_embeddings")
         longest = original or _first(config, ("original_max_position_embeddings",), longest)
     if not longest:
-        raise TargetError(f"the target ({config.model_type}) does not state its longest context in its configuration")
+        raise TargetError(
+            f"the target ({config.model_type}) does not state its longest context in its configuration"
+        )
     return int(longest)
 
 
@@ -189,5 +193,6 @@ def _first(config: PretrainedConfig, names: tuple[str, ...], otherwise: Any) -> 
 
 def _unsupported(config: PretrainedConfig, layer_type: str) -> TargetError:
     return TargetError(
-        f"the target ({config.model_type}) has layers of type {layer_type}, whose cache cannot roll back a rejected draft"
+        f"the target ({config.model_type}) has layers of type {layer_type}, "
+        "whose cache cannot roll back a rejected draft"
     )

@@ -25,8 +25,8 @@ def causal_mask(position_BT: Tensor, slots: int, window: int | None, dtype: torc
         dtype: of the model; the mask is added to attention scores.
 
     Returns:
-        [B, 1, T, S]: 0 where seen, the least finite number of `dtype` elsewhere. Additive, because every attention
-        of transformers takes that and a boolean mask would be turned into it again in each layer.
+        [B, 1, T, S]: 0 where seen, the least finite number of `dtype` elsewhere. Additive, because every
+        attention of transformers takes that and a boolean mask would be turned into it again in each layer.
     """
     slot_S = torch.arange(slots, device=position_BT.device)
     behind_BTS = position_BT[:, :, None] - slot_S

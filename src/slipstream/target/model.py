@@ -106,7 +106,7 @@ class Target:
 
     @torch.no_grad()
     def embed(self, ids_BT: Tensor) -> Tensor:
-        """Output x_BTD of the input embedding module (with a scale that is part of the module, as in Gemma)."""
+        """Output x_BTD of the input embedding module (with a scale inside that module, as in Gemma)."""
         x_BTD: Tensor = self._embedding(ids_BT)
         return x_BTD
 
@@ -178,8 +178,8 @@ class Target:
             ids_BT: int64 tokens; token [b, t] sits at position start_B[b] + t.
             start_B: int64 positions; everything before them must already be in the cache.
             cache: with B rows; start_B + T must not exceed its slots.
-            visible: leading slots to read, at least max(start_B) + T; a caller that knows it on the host saves
-                attention over empty slots. None reads them all.
+            visible: leading slots to read, at least max(start_B) + T; a caller that knows it on the host
+                saves attention over empty slots. None reads them all.
 
         Returns:
             Logits and features of every token.
@@ -192,7 +192,7 @@ class Target:
 
     @torch.no_grad()
     def recompute(self, ids_BL: Tensor) -> Tensor:
-        """The model called plainly: no cache, no mask of ours, its own head; the yardstick for everything else.
+        """The model called plainly: no cache, no mask of ours, its own head; the yardstick of all else.
 
         Args:
             ids_BL: int64 sequences of equal length.
@@ -213,7 +213,7 @@ class Target:
         """One pass of the decoder; fills `features_BTE` and returns the states after the final norm."""
         cache.aim(position_BT, visible)
         masks = pass_masks(position_BT, visible, self._windows, self.dtype)
-        # Drafts past the context limit are never kept, but learned position tables must not be read past their end.
+        # Drafts past the context limit are never kept, but a table of positions must not be read past its end.
         model_position_BT = position_BT.clamp(max=self.info.max_context - 1)
         arguments: dict[str, Any] = {self._cache_argument: cache, "use_cache": True}
         self._taps.aim(features_BTE)
@@ -260,7 +260,9 @@ def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
 def _output_embedding(model: PreTrainedModel) -> nn.Module:
     module: nn.Module | None = model.get_output_embeddings()
     if module is None:
-        raise TargetError(f"{type(model).__name__} has no output embedding, so it is not a causal language model")
+        raise TargetError(
+            f"{type(model).__name__} has no output embedding, so it is not a causal language model"
+        )
     return module
 
 
@@ -285,7 +287,9 @@ def _cache_argument(decoder: nn.Module, model_type: str) -> str:
     """Name of the decoder's cache argument: `cache` since transformers 5.2x, `past_key_values` before."""
     parameters = inspect.signature(decoder.forward).parameters
     if "position_ids" not in parameters:
-        raise TargetError(f"the target ({model_type}) takes no explicit positions, so its rows cannot be verified in blocks")
+        raise TargetError(
+            f"the target ({model_type}) takes no explicit positions, so its rows cannot be verified in blocks"
+        )
     for name in ("cache", "past_key_values"):
         if name in parameters:
             return name

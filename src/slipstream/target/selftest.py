@@ -1,7 +1,7 @@
 """The self-test of a target at load: cached passes must agree with a plain pass, taps with its hidden states.
 
-Not a proof of losslessness (that is `slipstream check`): a handful of ids that catches a family whose modelling code
-does something that Slipstream does not know of, before a user sees wrong text.
+Not a proof of losslessness (that is `slipstream check`): a handful of ids that catches a family whose modelling
+code does something that Slipstream does not know of, before a user sees wrong text.
 """
 
 from __future__ import annotations
@@ -36,9 +36,17 @@ def run_selftest(target: Target) -> None:
         _check_cached(target, ids_BL)
     except SlipstreamError:
         raise
-    except (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, NotImplementedError) as error:
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        KeyError,
+        IndexError,
+        NotImplementedError,
+    ) as error:
         raise TargetError(
-            f"the modelling code of {target.info.model_type} does not run with Slipstream's cache and masks: {error}"
+            f"the code of {target.info.model_type} does not run with Slipstream's cache and masks: {error}"
         ) from error
     finally:
         target.set_taps(taps)
@@ -69,7 +77,7 @@ def _check_taps_and_head(target: Target, ids_BL: Tensor) -> None:
 
 
 def _check_cached(target: Target, ids_BL: Tensor) -> None:
-    """Ragged prefill, a wrong block, then the right block over it: each kept token must have its plain logits."""
+    """Ragged prefill, a wrong block, then the right block over it: every token must have its plain logits."""
     rows, length = ids_BL.shape
     target.set_taps((0, target.info.num_layers - 1) if target.info.num_layers > 1 else (0,))
     plain_BLV = target.recompute(ids_BL)
@@ -99,6 +107,6 @@ def _compare(target: Target, what: str, found: Tensor, expected: Tensor) -> None
     size = difference.item()  # host: once per check, at load
     if not size <= _TOLERANCE.get(target.dtype, 1e-1):
         raise TargetError(
-            f"self-test of {target.info.name} failed: {what} differs from a plain pass by {size:.1e} (relative); "
-            "this model family is not supported"
+            f"self-test of {target.info.name} failed: {what} differs from a plain pass by {size:.1e} "
+            "(relative), so this model is not supported"
         )

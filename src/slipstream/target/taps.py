@@ -1,7 +1,7 @@
 """Taps: hooks on decoder layers that copy layer outputs into one feature buffer.
 
-Not `output_hidden_states`, which keeps every layer of every pass alive. A tap id is the 0-based id of the layer
-whose OUTPUT is read; for the last layer that is the state before the final norm.
+Not `output_hidden_states`, which keeps every layer of every pass alive. A tap id is the 0-based id of the
+layer whose OUTPUT is read; for the last layer that is the state before the final norm.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slipstream.core.errors import InputError
 
 
 def layer_output(output: Any) -> Tensor:
-    """The hidden states [B, T, D] in what a decoder layer returned: a tensor, or a tuple that starts with it."""
+    """The hidden states [B, T, D] in what a decoder layer returned: a tensor, or a tuple led by it."""
     hidden: Tensor = output[0] if isinstance(output, tuple) else output
     return hidden
 
@@ -33,7 +33,9 @@ class Taps:
         InputError: an id is outside the model or given twice.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], layer_ids: tuple[int, ...], width: int) -> None:
+    def __init__(
+        self, layers: Sequence[nn.Module] | nn.ModuleList, layer_ids: tuple[int, ...], width: int
+    ) -> None:
         bad = [i for i in layer_ids if not 0 <= i < len(layers)]
         if bad or len(set(layer_ids)) != len(layer_ids):
             raise InputError(f"tap ids must be distinct and from 0 to {len(layers) - 1}, not {layer_ids}")
