@@ -1,6 +1,6 @@
-"""Slipstream: DFlash speculative decoding for Hugging Face models, several tokens per pass and the same text.
+"""Slipstream: DFlash speculative decoding for Hugging Face models: several tokens per pass, the same text.
 
-The public names and nothing else; each is imported when it is first used, so that `import slipstream` is quick.
+Public names and nothing else; each is imported when it is first used, so that `import slipstream` is quick.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ from slipstream.model import Drafter
 from slipstream.target import Target, TargetInfo, load_target
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
-"""A text (one user turn, or as it is when raw), a conversation of role/content messages, or token ids."""
+"""A text (one user turn, or as it is when raw), a conversation of role/content messages, or ids."""
 
 Progress = Callable[[str], None]
 
 BUNDLED_TARGET = "smollm2"
-# What the bundled drafter was trained for: a fine-tuned model of the same architecture may use it too, since a
+# What the bundled drafter was trained for. A fine-tuned model of the same shape may use it too, since a
 # drafter changes only the speed.
 _BUNDLED_FITS = {
     "model_type": "llama",
@@ -112,8 +112,8 @@ class Session:
     def exact(self, draft: bool = True) -> bool:
         """Whether every token is the target's own choice after the tokens before it.
 
-        True without drafting and with the acceptor `match`. With `reject` tokens follow the target's distribution,
-        but the text may differ from plain decoding with the same seed.
+        True without drafting and with the acceptor `match`. With `reject` tokens follow the target's
+        distribution, but the text may differ from plain decoding with the same seed.
         """
         return not draft or self.drafter is None or self.options.acceptor == "match"
 
@@ -210,8 +210,11 @@ class Session:
                 raise InputError("a raw prompt must be a text, not messages")
             return list(tokenizer(prompt)["input_ids"])
         if not tokenizer.chat_template:
-            raise InputError(f"{self.target.info.name} has no chat template; decode the text as it is with raw")
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+            raise InputError(
+                f"{self.target.info.name} has no chat template; decode the text as it is with raw"
+            )
+        turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        messages = [dict(turn) for turn in cast(Sequence[Mapping[str, str]], turns)]
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         return list(ids)
 
@@ -228,8 +231,8 @@ def load(
 
     Args:
         target: `smollm2` (bundled), a hub id, a folder or a GGUF file.
-        draft: `auto` takes the bundled drafter where the target has one and decodes plainly elsewhere (`note` says
-            so); a folder or hub id of a z-lab checkpoint; None decodes plainly.
+        draft: `auto` takes the bundled drafter where the target has one and decodes plainly elsewhere (`note`
+            says so); a folder or hub id of a z-lab checkpoint; None decodes plainly.
         target_options: dtype and device.
         engine_options: block size, acceptor and limits.
         progress: called with a line for people whenever something takes long.
@@ -275,4 +278,6 @@ def _download(hub_id: str, progress: Progress | None) -> Path:
         return Path(snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors"]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise InputError(f"drafter {hub_id} is neither a folder nor a hub repository that can be read: {reason}") from error
+        raise InputError(
+            f"drafter {hub_id} is neither a folder nor a hub repository that can be read: {reason}"
+        ) from error

@@ -15,7 +15,15 @@ def is_tensor(node):
     while isinstance(node, ast.Subscript | ast.Call | ast.Attribute):
         if isinstance(node, ast.Attribute) and TENSOR.match(node.attr):
             return True
-        if isinstance(node, ast.Attribute) and node.attr in ("shape", "size", "ndim", "dim", "numel", "dtype", "device"):
+        if isinstance(node, ast.Attribute) and node.attr in (
+            "shape",
+            "size",
+            "ndim",
+            "dim",
+            "numel",
+            "dtype",
+            "device",
+        ):
             return False
         node = node.func if isinstance(node, ast.Call) else node.value
     return isinstance(node, ast.Name) and bool(TENSOR.match(node.id))
@@ -25,9 +33,12 @@ def copies(tree):
     """Yield every expression that reads a tensor's values on the host."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Attribute) and node.func.attr in COPIES:
-                yield node
-            elif isinstance(node.func, ast.Name) and node.func.id in CASTS and node.args and is_tensor(node.args[0]):
+            if (isinstance(node.func, ast.Attribute) and node.func.attr in COPIES) or (
+                isinstance(node.func, ast.Name)
+                and node.func.id in CASTS
+                and node.args
+                and is_tensor(node.args[0])
+            ):
                 yield node
         elif isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert) and is_tensor(node.test):
             yield node.test
@@ -53,5 +64,7 @@ def test_copies_are_marked(sources):
 def test_the_rule_sees_what_it_should():
     seen = "a = x_BT.tolist()\nb = int(n_B[0])\nif done_B.all():\n    pass\nc = float(x_BT.max())\n"
     assert len(list(unmarked(seen))) == 4
-    fine = "a = x_BT.tolist()  # host: the round's copy\nb = int(x_BT.shape[0])\nc = int(text)\nd = len(x_BT)\n"
+    fine = (
+        "a = x_BT.tolist()  # host: the round's copy\nb = int(x_BT.shape[0])\nc = int(text)\nd = len(x_BT)\n"
+    )
     assert not list(unmarked(fine))

@@ -91,6 +91,12 @@ def test_importing_the_package_imports_no_torch():
 
 
 def test_help_imports_no_torch():
-    for args in (["--help"], ["generate", "--help"], ["demo", "--help"], ["check", "--help"], ["chat", "--help"]):
+    for args in (
+        ["--help"],
+        ["generate", "--help"],
+        ["demo", "--help"],
+        ["check", "--help"],
+        ["chat", "--help"],
+    ):
         statement = f"from slipstream.cli import main\ntry: main({args!r})\nexcept SystemExit: pass"
         assert not {"torch", "transformers"} & modules_after(statement), args

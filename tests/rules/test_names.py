@@ -11,7 +11,9 @@ def public_definitions(source):
     queue = [("", node) for node in source.tree.body]
     while queue:
         prefix, node = queue.pop()
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or node.name.startswith("_"):
+        if not isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        ) or node.name.startswith("_"):
             continue
         yield f"{source.name}:{prefix}{node.name}", node
         if isinstance(node, ast.ClassDef):
@@ -63,5 +65,9 @@ def test_the_package_exports_what_it_lists():
     assert set(slipstream.__all__) <= set(dir(slipstream))
     undocumented = [name for name in slipstream.__all__ if not getattr(slipstream, name).__doc__]
     assert not undocumented
-    leaked = [name for name in vars(slipstream) if not name.startswith("_") and name not in slipstream.__all__]
-    assert not [name for name in leaked if not hasattr(getattr(slipstream, name), "__path__") and name != "api"]
+    leaked = [
+        name for name in vars(slipstream) if not name.startswith("_") and name not in slipstream.__all__
+    ]
+    assert not [
+        name for name in leaked if not hasattr(getattr(slipstream, name), "__path__") and name != "api"
+    ]

@@ -47,19 +47,21 @@ def run(argv: Sequence[str] | None = None) -> int:
         argv: arguments after the program's name; None takes the process's own.
 
     Returns:
-        Exit status: 0, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C, 141 when the reader of stdout left.
+        Exit status: 0, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C, 141 when stdout lost its reader.
     """
     tokens = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in tokens
     try:
-        status = build_app().meta(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        status = build_app().meta(
+            tokens, exit_on_error=False, print_error=False, result_action="return_value"
+        )
         sys.stdout.flush()
     except CycloptsError as error:
         return _fail(f"{error} Try --help.", USAGE, debug)
     except SlipstreamError as error:
         return _fail(str(error), FAILED, debug)
     except BrokenPipeError:
-        # What is left in the buffer has no reader; without this the interpreter complains about it while closing.
+        # What is left in the buffer has no reader; the interpreter would complain about it while closing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except KeyboardInterrupt:

@@ -15,7 +15,7 @@ def check(
     loading: Loading = TargetOptions(),
     decoding: Decoding = EngineOptions(),
 ) -> int:
-    """Compare drafted with plain decoding and print where they differ; the exit status is 1 on a real difference.
+    """Compare drafted with plain decoding and print where they differ; a real difference exits with 1.
 
     Args:
         prompts: to decode; four of our own when none are given.

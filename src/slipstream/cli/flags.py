@@ -28,13 +28,15 @@ def read_biases(_type: Any, tokens: Sequence[Token]) -> dict[int, float]:
     return biases
 
 
+# Words on the command line, a mapping once read.
+Biases = Annotated[tuple[str, ...], Parameter(converter=read_biases, n_tokens=1, metavar="ID:VALUE")]
+
+
 @dataclass(frozen=True)
 class SamplingFlags(SamplingOptions):
     """SamplingOptions with the form that its one mapping takes on a command line."""
 
-    logit_bias: Annotated[  # type: ignore[assignment]
-        tuple[str, ...], Parameter(converter=read_biases, n_tokens=1, metavar="ID:VALUE")
-    ] = field(default_factory=dict)
+    logit_bias: Biases = field(default_factory=dict)  # type: ignore[assignment, arg-type]
 
 
 @dataclass(frozen=True)

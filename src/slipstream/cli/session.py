@@ -22,13 +22,10 @@ def open_session(
     models: ModelFlags, loading: TargetOptions, decoding: EngineOptions, *, no_draft: bool = False
 ) -> Session:
     """Load what the flags name; the import of torch waits until here, so that --help is quick."""
-    say(f"loading {models.target}")
     from slipstream.api import load
 
     draft = None if no_draft else models.draft
-    session = load(
-        models.target, draft, target_options=loading, engine_options=decoding, progress=say
-    )
+    session = load(models.target, draft, target_options=loading, engine_options=decoding, progress=say)
     if session.note and not no_draft:
         say(f"note: {session.note}")
     return session
@@ -41,4 +38,6 @@ def need_drafter(session: Session) -> None:
         InputError: it has no drafter.
     """
     if session.drafter is None:
-        raise InputError(f"this command compares with and without drafts, but {session.note}; name a drafter with -d")
+        raise InputError(
+            f"this command compares with and without drafts, but {session.note}; name a drafter with -d"
+        )
