@@ -59,7 +59,11 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "phi3": lambda: Phi3Config(**SIZES, sliding_window=6),
     "olmo2": lambda: Olmo2Config(**SIZES),
     "granite": lambda: GraniteConfig(
-        **SIZES, logits_scaling=4.0, embedding_multiplier=6.0, residual_multiplier=0.5, attention_multiplier=0.3
+        **SIZES,
+        logits_scaling=4.0,
+        embedding_multiplier=6.0,
+        residual_multiplier=0.5,
+        attention_multiplier=0.3,
     ),
     "cohere": lambda: CohereConfig(**SIZES, logit_scale=0.25),
     "cohere2": lambda: Cohere2Config(**SIZES, logit_scale=0.25, sliding_window=5, layer_types=MIXED),
@@ -71,7 +75,7 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
 
 
 def build(family: str, seed: int = 0) -> PreTrainedModel:
-    """A random fp32 model of a family, with weights large enough that windows, sinks and caps show in the logits."""
+    """A random fp32 model of a family, with weights so large that windows, sinks and caps show."""
     config = FAMILIES[family]()
     torch.manual_seed(seed)
     implementation = "eager" if family in ("gemma2", "gpt_oss") else "sdpa"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.target.families import FAMILIES, build
 from torch import Tensor
 
 from slipstream.target import Target, target_from_model
+from tests.target.families import FAMILIES, build
 
 torch.set_num_threads(1)
 LENGTHS = (11, 1, 7)
@@ -23,7 +23,7 @@ def target(request: pytest.FixtureRequest) -> Target:
 
 
 def plain(target: Target, ids_L: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits [L, V] and features [L, E] of one row by the model alone; the last layer's tap by a hook of the test's."""
+    """Logits [L, V] and features [L, E] of one row by the model alone; taps by hooks of the test."""
     outputs: dict[int, Tensor] = {}
 
     def keep(layer_id: int):  # type: ignore[no-untyped-def]
@@ -64,7 +64,7 @@ def test_prefill_verify_and_rollback_agree_with_plain_passes(target: Target, chu
         slot_BT = start_B[:, None] + torch.arange(block)
         right_BT = ids_BL.gather(1, slot_BT)
         keep_B = torch.tensor(kept)
-        # Slots past the kept ones are wrong drafts; the next block must write over what they left in the cache.
+        # Slots past the kept ones are wrong drafts; the next block must write over what they left behind.
         wrong_BT = (right_BT + 1) % 97
         ids_BT = torch.where(torch.arange(block) < keep_B[:, None], right_BT, wrong_BT)
         visible = None if block == 4 else int(start_B.max()) + block
@@ -85,7 +85,9 @@ def test_head_is_the_models_own(target: Target) -> None:
 def test_embed_and_multiplier_give_the_first_layers_input(target: Target) -> None:
     ids_BL = torch.randint(3, 97, (2, 9))
     with torch.no_grad():
-        first_BLD = target.model(input_ids=ids_BL, use_cache=False, output_hidden_states=True).hidden_states[0]
+        first_BLD = target.model(input_ids=ids_BL, use_cache=False, output_hidden_states=True).hidden_states[
+            0
+        ]
     if target.info.model_type != "gpt2":  # GPT-2 adds a position to it
         close(target.embed(ids_BL) * target.info.embedding_multiplier, first_BLD)
 

@@ -116,8 +116,98 @@ class TargetOptions:
             natively and float32 elsewhere.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         trust_remote_code: let the hub repository run its own modelling code.
+        pack: on a CPU in float32, keep the weights in the order that makes decoding fast; the model is then for
+            inference only.
     """
 
     dtype: str = "auto"
     device: str = "auto"
     trust_remote_code: bool = False
+    pack: bool = True
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How a drafter is trained from feature shards.
+
+    Attributes:
+        steps: optimiser steps; the learning-rate schedule spans them.
+        minutes: when above 0, wall-clock budget that the schedule spans instead of `steps`.
+        documents: chats per step.
+        anchors: blocks drawn per chat and step.
+        optimizer: `muon` (matrices; norms by AdamW) or `adamw`.
+        learning_rate: peak rate.
+        warmup: share of the run with rising rate.
+        final_rate: rate at the end, as a share of the peak (cosine in between).
+        weight_decay: decoupled, on matrices.
+        clip: largest gradient norm.
+        soft_share: share of the loss that is KL to the target's own distribution; the rest is cross-entropy.
+        weighting: of the slots, `dpace` (by the drafter's own acceptance) or `decay` (paper).
+        gamma: of the `decay` weighting.
+        vocabulary: most frequent tokens scored besides each step's labels; 0 scores the whole vocabulary.
+        average: decay of the running average of weights that is evaluated and saved; 0 takes the last weights.
+        feature_noise: standard deviation of noise on features, relative to their own size per tap.
+        initialise: start from the target's own late layers where shapes allow.
+        evaluate_every: steps between held-out evaluations.
+        save_every: steps between checkpoints.
+        seed: of anchors, order, noise and initial weights.
+    """
+
+    steps: int = 2000
+    minutes: float = 0.0
+    documents: int = 8
+    anchors: int = 24
+    optimizer: Literal["muon", "adamw"] = "muon"
+    learning_rate: float = 2e-3
+    warmup: float = 0.04
+    final_rate: float = 0.02
+    weight_decay: float = 0.05
+    clip: float = 1.0
+    soft_share: float = 0.7
+    weighting: Literal["dpace", "decay"] = "dpace"
+    gamma: float = 4.0
+    vocabulary: int = 6144
+    average: float = 0.995
+    feature_noise: float = 0.0
+    initialise: bool = True
+    evaluate_every: int = 200
+    save_every: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range.
+
+        Raises:
+            InputError: names the field and its range.
+        """
+        for name in ("steps", "documents", "anchors", "evaluate_every", "save_every"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("warmup", "final_rate", "soft_share", "average"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} must be from 0 to 1, not {getattr(self, name)}")
+        if self.learning_rate <= 0:
+            raise InputError(f"learning_rate must be above 0, not {self.learning_rate}")
+
+
+@dataclass(frozen=True)
+class SynthesisOptions:
+    """How the target writes its own chats.
+
+    Attributes:
+        prompt_temperature: of the user turns; high, for variety.
+        prompt_top_k: of the user turns; keeps the unlikely tail out.
+        prompt_tokens: longest user turn; longer ones are dropped.
+        answer_temperature: of the answers that are sampled.
+        greedy_share: share of answers decoded greedily.
+        answer_tokens: longest answer; longer ones are cut.
+        seed: the same options and seed give the same chats.
+    """
+
+    prompt_temperature: float = 1.0
+    prompt_top_k: int = 64
+    prompt_tokens: int = 72
+    answer_temperature: float = 0.8
+    greedy_share: float = 0.85
+    answer_tokens: int = 256
+    seed: int = 0

@@ -1,9 +1,10 @@
-"""Any Hugging Face causal language model seen as verbs: embed, head, prefill, verify; with taps and a cache."""
+"""Any Hugging Face causal language model seen as verbs: embed, head, prefill, verify; with taps."""
 
 from slipstream.target.cache import TargetCache
 from slipstream.target.family import TargetInfo
 from slipstream.target.load import BUNDLED, bundled_file, load_target
 from slipstream.target.model import Prefill, Target, Verified, target_from_model
+from slipstream.target.packing import packed
 
 __all__ = [
     "BUNDLED",
@@ -14,5 +15,6 @@ __all__ = [
     "Verified",
     "bundled_file",
     "load_target",
+    "packed",
     "target_from_model",
 ]

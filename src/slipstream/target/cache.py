@@ -1,4 +1,4 @@
-"""Key/value buffers of fixed size, written at absolute positions per row; the one file that touches HF caches.
+"""Key/value buffers of fixed size, written at absolute positions per row; one file for all HF caches.
 
 Not a store that knows its own length: what is valid is said by the positions of a pass and by its mask, so a
 rejected draft needs no clean-up; the next pass writes over it.

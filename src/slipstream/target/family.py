@@ -1,4 +1,4 @@
-"""What a target's configuration says: sizes, the window of every layer type, and whether drafts can be verified.
+"""What a target's configuration says: sizes, windows by layer type, and whether it can verify drafts.
 
 Not a list of model names: a family is judged by its layer types and modules, before any weight is read.
 """

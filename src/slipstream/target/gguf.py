@@ -84,7 +84,7 @@ def _convert(file: Path, folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
         raise TargetError(f"{file.name} cannot be read as a GGUF causal language model: {error}") from error
-    # What is written is a plain dense model; the record of its origin would make a reader look for GGUF blocks.
+    # What is written is a plain dense model; the record of its origin would have readers look for blocks.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     for attribute in ("hf_quantizer", "quantization_method"):

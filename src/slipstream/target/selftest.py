@@ -1,7 +1,7 @@
 """The self-test of a target at load: cached passes must agree with a plain pass, taps with its hidden states.
 
-Not a proof of losslessness (that is `slipstream check`): a handful of ids that catches a family whose modelling
-code does something that Slipstream does not know of, before a user sees wrong text.
+Not a proof of losslessness (that is `slipstream check`): a handful of ids that catches a family whose code
+does something that Slipstream does not know of, before a user sees wrong text.
 """
 
 from __future__ import annotations

@@ -14,6 +14,9 @@ from torch.utils.hooks import RemovableHandle
 
 from slipstream.core.errors import InputError
 
+Layers = Sequence[nn.Module] | nn.ModuleList
+"""Decoder layers of a target, in order."""
+
 
 def layer_output(output: Any) -> Tensor:
     """The hidden states [B, T, D] in what a decoder layer returned: a tensor, or a tuple led by it."""
