@@ -66,6 +66,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED, debug)
+    except Exception as error:
+        return _fail(f"internal error, please report it: {type(error).__name__}: {error}", FAILED, debug)
     return status if isinstance(status, int) else 0
 
 
