@@ -1,0 +1,1 @@
+"""Training a drafter: masks, losses, optimisers, the loop and its checkpoints; reads features, decodes nothing."""
