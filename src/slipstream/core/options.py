@@ -116,8 +116,8 @@ class TargetOptions:
             natively and float32 elsewhere.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         trust_remote_code: let the hub repository run its own modelling code.
-        pack: on a CPU in float32, keep the weights in the order that makes decoding fast; the model is then for
-            inference only.
+        pack: on a CPU in float32, keep the weights in the order that makes decoding fast; the model is then
+            for inference only.
     """
 
     dtype: str = "auto"
@@ -145,7 +145,7 @@ class TrainOptions:
         weighting: of the slots, `dpace` (by the drafter's own acceptance) or `decay` (paper).
         gamma: of the `decay` weighting.
         vocabulary: most frequent tokens scored besides each step's labels; 0 scores the whole vocabulary.
-        average: decay of the running average of weights that is evaluated and saved; 0 takes the last weights.
+        average: decay of the running average of weights that is saved; 0 takes the last weights.
         feature_noise: standard deviation of noise on features, relative to their own size per tap.
         initialise: start from the target's own late layers where shapes allow.
         evaluate_every: steps between held-out evaluations.

@@ -1,1 +1,1 @@
-"""From a target alone to what a drafter trains on: chats, features, anchors and blocks; no loss, no optimiser."""
+"""From a target to what a drafter trains on: chats, features, anchors, blocks; no loss, no optimiser."""

@@ -1,1 +1,1 @@
-"""Training a drafter: masks, losses, optimisers, the loop and its checkpoints; reads features, decodes nothing."""
+"""Training a drafter: masks, losses, optimisers, the loop, checkpoints; reads features, decodes nothing."""

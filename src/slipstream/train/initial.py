@@ -1,8 +1,8 @@
 """A head start: the drafter's layers begin as late layers of a Llama-like target.
 
-The context that a draft layer reads is `hidden_norm(fc(features))`. With `fc` the identity on the last tap and the
-target's input norm folded into the projections, a draft layer starts with exactly the keys and values that its
-target layer would compute there. Other shapes start at random.
+The context that a draft layer reads is `hidden_norm(fc(features))`. With `fc` the identity on the last tap
+and the target's input norm folded into the projections, a draft layer starts with exactly the keys and values
+that its target layer would compute there. Other shapes start at random.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def initialise_from_target(
         drafter: changed in place.
         weights: the target's state, keys as in transformers (`model.layers.0...`).
         layer_ids: one target layer per draft layer.
-        sample_LE: some features; where the target has no per-head query and key norms, ours start at the mean
-            magnitude that its queries and keys have on them, so that attention starts as sharp as the target's.
+        sample_LE: some features; where the target has no per-head query and key norms, ours start at the
+            mean magnitude that its queries and keys have on them, so that attention starts as sharp as the target's.
 
     Returns:
         Whether it was done; False leaves the drafter untouched.

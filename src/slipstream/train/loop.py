@@ -244,8 +244,8 @@ def _check_features(config: DraftConfig, store: FeatureStore) -> None:
     index = store.index
     if index.target_layer_ids != config.target_layer_ids or index.width != config.target_width:
         raise InputError(
-            f"features hold layers {list(index.target_layer_ids)} of width {index.width}, but the drafter reads "
-            f"layers {list(config.target_layer_ids)} of width {config.target_width}"
+            f"features hold layers {list(index.target_layer_ids)} of width {index.width}, but the drafter "
+            f"reads layers {list(config.target_layer_ids)} of width {config.target_width}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The training loss: soft and hard labels over a reduced vocabulary, weighted by how often a slot is reached."""
+"""The training loss: soft and hard labels over a reduced vocabulary, weighted by slot."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def decay_weights(num_drafts: int, gamma: float) -> Tensor:
 def dpace_weights(label_logprob_AK: Tensor, labelled_AK: Tensor, alpha: float = 0.5) -> Tensor:
     """How much later acceptance hangs on slot k (D-PACE, arXiv 2605.18810).
 
-    q~ = (1-alpha) q + alpha, prefix P_i = prod_{m<=i} q~_m, w_j = sum_{i>=j} P_i, without gradient; slots with
-    no label count as q~ = 1 in the product and add nothing to the sum.
+    q~ = (1-alpha) q + alpha, prefix P_i = prod_{m<=i} q~_m, w_j = sum_{i>=j} P_i, without gradient; slots
+    with no label count as q~ = 1 in the product and add nothing to the sum.
 
     Args:
         label_logprob_AK: the drafter's log-probability of each label.

@@ -1,7 +1,7 @@
 """Who may see whom when many blocks of many documents are trained in one pass.
 
-Source: DFlash (arXiv 2602.06036) section 4.2: a block's query sees the context strictly before its anchor (and
-inside the layer's window) and the slots of its own block (only earlier ones where the layer is causal).
+Source: DFlash (arXiv 2602.06036) section 4.2: a block's query sees the context strictly before its anchor
+(and inside the layer's window) and the slots of its own block (only earlier ones where the layer is causal).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Muon: momentum, then the update of each matrix replaced by its nearest orthogonal one.
 
-Source: Jordan et al., "Muon" (2024), with the scale of Liu et al., arXiv 2502.16982 (0.2 * sqrt(larger side)) so
-that learning rates are those of AdamW. The Newton-Schulz polynomials run on the small Gram matrix, which for a
-wide matrix costs a fraction of running them on the matrix itself.
+Source: Jordan et al., "Muon" (2024), with the scale of Liu et al., arXiv 2502.16982 (0.2 * sqrt(larger
+side)) so that learning rates are those of AdamW. The Newton-Schulz polynomials run on the small Gram matrix, which
+for a wide matrix costs a fraction of running them on the matrix itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 def orthogonalise(matrix: Tensor, steps: int = 5) -> Tensor:
     """Push all singular values of a 2-D matrix towards one.
 
-    X <- (aI + bXX' + c(XX')^2) X is a polynomial in the Gram matrix, so the product of all steps is built first.
+    X <- (aI + bXX' + c(XX')^2) X is a polynomial in the Gram matrix: the product of all steps comes first.
     """
     tall = matrix.shape[0] > matrix.shape[1]
     wide = (matrix.T if tall else matrix).float()

@@ -1,4 +1,4 @@
-"""What a run starts from: the target's frozen ends and a fresh drafter, near the target where shapes allow."""
+"""What a run starts from: the target's frozen ends and a fresh drafter, near the target if shapes allow."""
 
 from __future__ import annotations
 

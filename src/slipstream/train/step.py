@@ -1,4 +1,4 @@
-"""One training step's mathematics: a batch of blocks through the drafter to a loss; no optimiser, no files."""
+"""One training step's mathematics: a batch of blocks through the drafter to a loss; no optimiser or files."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def score_slots(
     soft_share: float,
     frequent: Tensor | None,
 ) -> SlotScores:
-    """Logits over the (reduced) vocabulary and the loss of every slot, padding included (weighted 0 later)."""
+    """Logits over the (reduced) vocabulary and the loss of every slot, padding included (weight 0 later)."""
     if frequent is None:
         head_VD, label_BAK, top_BAKJ = ends.output_VD, batch.label_ids_BAK, batch.top_ids_BAKJ
     else:
