@@ -127,7 +127,7 @@ def _load_model(name: str, place: str, options: TargetOptions, dtype: torch.dtyp
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(place, **arguments)
     except SlipstreamError:
         raise
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except Exception as error:  # damaged weights and remote code may raise anything
         raise TargetError(_sentence(name, place, error)) from error
     return model
 
@@ -149,7 +149,7 @@ def _load_tokenizer(place: str, options: TargetOptions) -> PreTrainedTokenizerBa
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             place, trust_remote_code=options.trust_remote_code
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # likewise
         raise TargetError(f"the tokenizer of {place} cannot be loaded: {_first_line(error)}") from error
     return tokenizer
 

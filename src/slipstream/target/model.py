@@ -67,6 +67,7 @@ class Target:
         self.tokenizer = tokenizer
         self.decoder: nn.Module = model.get_decoder()
         check_modules(config, self.decoder)
+        self._cache_argument = _cache_argument(self.decoder, config.model_type)
         self.layers = _decoder_layers(self.decoder, config.num_hidden_layers)
         self._embedding: nn.Module = model.get_input_embeddings()
         self._unembedding: nn.Module = _output_embedding(model)
@@ -78,7 +79,6 @@ class Target:
         self._logit_multiplier = float(getattr(config, "logit_scale", None) or 1.0)
         self._logit_divisor = float(getattr(config, "logits_scaling", None) or 1.0)
         self._soft_cap: float | None = getattr(config, "final_logit_softcapping", None)
-        self._cache_argument = _cache_argument(self.decoder, config.model_type)
         self._taps = Taps(self.layers, (), self.info.width)
 
     def set_taps(self, layer_ids: tuple[int, ...]) -> None:

@@ -1,8 +1,8 @@
 """Linear layers with the weight in the order that oneDNN reads: about twice as fast on a few rows of fp32.
 
-Decoding multiplies few rows by large weights, so it is bound by how fast a weight streams from memory, and the
-usual order streams badly on many CPUs. Not a quantization: the numbers are the same, and the result differs from
-`nn.Linear` by rounding. For inference on a CPU in float32; everything else stays as it is.
+Decoding multiplies few rows by large weights, so it is bound by how fast a weight streams from memory, and
+the usual order streams badly on many CPUs. Not a quantization: the numbers are the same, and the result
+differs from `nn.Linear` by rounding. For inference on a CPU in float32; everything else stays as it is.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def packed(module: AnyModule, least_weights: int = _LEAST_WEIGHTS) -> AnyModule:
     """Replaces the linear layers inside a module by packed ones, where that is possible.
 
     A layer qualifies if it is exactly an `nn.Linear`, float32, on the CPU, without hooks, and large enough.
-    Nothing happens where torch lacks the operators. The module is for inference afterwards: packed weights are
-    no longer among its parameters.
+    Nothing happens where torch lacks the operators. The module is for inference afterwards: packed weights
+    are no longer among its parameters.
 
     Args:
         module: changed in place; must not itself be an `nn.Linear`.
@@ -89,7 +89,7 @@ def packed(module: AnyModule, least_weights: int = _LEAST_WEIGHTS) -> AnyModule:
         return module
     made: dict[int, PackedLinear] = {}
     for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
+        for name, child in list(parent._modules.items()):  # with names that share a module
             if isinstance(child, nn.Linear) and _qualifies(child, least_weights):
                 if id(child) not in made:
                     made[id(child)] = PackedLinear(child)
