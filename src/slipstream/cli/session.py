@@ -22,8 +22,13 @@ def open_session(
     models: ModelFlags, loading: TargetOptions, decoding: EngineOptions, *, no_draft: bool = False
 ) -> Session:
     """Load what the flags name; the import of torch waits until here, so that --help is quick."""
+    from transformers.utils import logging
+
     from slipstream.api import load
 
+    logging.set_verbosity_error()  # its notes are for programmers; ours say what a user needs
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
     draft = None if no_draft else models.draft
     session = load(models.target, draft, target_options=loading, engine_options=decoding, progress=say)
     if session.note and not no_draft:
