@@ -60,6 +60,7 @@ class SamplingOptions:
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", 0 <= self.min_p < 1, "at least 0 and below 1"),
             ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
+            ("seed", -(2**63) <= self.seed < 2**63, "a signed 64-bit integer"),
             ("max_tokens", self.max_tokens >= 1, "at least 1"),
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "from 0 to max_tokens"),
             ("stop", all(self.stop), "strings of at least one character"),

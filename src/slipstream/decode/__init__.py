@@ -1,0 +1,7 @@
+"""Decoding: propose, verify, accept, commit; sampling, stopping, streaming; the proof that it is exact."""
+
+from slipstream.decode.accept import Proposal, Verdict
+from slipstream.decode.engine import Engine
+from slipstream.decode.propose import DraftProposer, NullProposer, Proposer
+
+__all__ = ["DraftProposer", "Engine", "NullProposer", "Proposal", "Proposer", "Verdict"]

@@ -1,0 +1,167 @@
+"""Proposers: what drafts a block. The trained drafter, and a stand-in whose drafts are never kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from slipstream.core.errors import CheckpointError
+from slipstream.decode.accept import Proposal
+from slipstream.decode.noise import DRAFT, gumbel
+from slipstream.decode.sampling import RowSettings, choose, distribution
+from slipstream.model import Drafter, decode_masks
+from slipstream.target import Target
+
+#: Draft logits_BKV and the positions of the drafts to a proposal.
+DraftChooser = Callable[[Tensor, Tensor], Proposal]
+
+
+class Proposer(Protocol):
+    """What the engine needs of whatever drafts; its state belongs to one call of the engine."""
+
+    @property
+    def block_size(self) -> int:
+        """Largest T it can draft for."""
+
+    @property
+    def tap_ids(self) -> tuple[int, ...]:
+        """Target layers whose outputs it wants as features."""
+
+    def begin(self, rows: int, slots: int) -> None:
+        """Forget everything; room for `rows` contexts of `slots` positions."""
+
+    def extend(self, features_BLE: Tensor, start_B: Tensor) -> None:
+        """Features of L positions from start_B[b] on; what a later call writes again was not valid."""
+
+    def propose(
+        self, anchor_B: Tensor, length_B: Tensor, num_drafts: int, visible: int, chooser: DraftChooser
+    ) -> Proposal:
+        """Draft for positions after the anchor.
+
+        Args:
+            anchor_B: last committed token, at position length_B[b].
+            length_B: context strictly before the anchor.
+            num_drafts: K.
+            visible: leading context slots that can hold anything valid.
+            chooser: turns draft logits into tokens.
+        """
+
+
+class DraftProposer:
+    """Drafts with a trained drafter; its context keys and values lie in fixed buffers."""
+
+    def __init__(self, target: Target, drafter: Drafter) -> None:
+        """Pair a drafter with the target whose embedding and head it borrows.
+
+        Raises:
+            CheckpointError: the widths differ.
+        """
+        if drafter.config.target_width != target.info.width or drafter.config.width != target.info.width:
+            raise CheckpointError(
+                f"the drafter has width {drafter.config.width} and reads a target of width "
+                f"{drafter.config.target_width}, but {target.info.name} has width {target.info.width}"
+            )
+        self._target = target
+        self._drafter = drafter
+        self._context: list[tuple[Tensor, Tensor]] = []
+        self._dtype = drafter.fc.weight.dtype
+
+    @property
+    def block_size(self) -> int:
+        """T as trained."""
+        return self._drafter.config.block_size
+
+    @property
+    def tap_ids(self) -> tuple[int, ...]:
+        """Target layers whose outputs are read."""
+        return self._drafter.config.target_layer_ids
+
+    def begin(self, rows: int, slots: int) -> None:
+        """Buffers of this size; those of the last call serve again where they fit."""
+        config = self._drafter.config
+        if self._context:
+            held_rows, _, held_slots, _ = self._context[0][0].shape
+            if held_rows == rows and held_slots >= slots:
+                return
+        shape = (rows, config.num_kv_heads, slots, config.head_dim)
+        # Zeros, not empty: masked slots must hold finite numbers, as 0 times infinity is not 0.
+        self._context = [
+            (
+                torch.zeros(shape, dtype=self._dtype, device=self._target.device),
+                torch.zeros(shape, dtype=self._dtype, device=self._target.device),
+            )
+            for _ in range(config.num_layers)
+        ]
+
+    @torch.no_grad()
+    def extend(self, features_BLE: Tensor, start_B: Tensor) -> None:
+        """Project features to every layer's keys and values and write them at their positions."""
+        length = features_BLE.shape[1]
+        position_BL = start_B[:, None] + torch.arange(length, device=start_B.device)
+        row_B1 = torch.arange(len(start_B), device=start_B.device)[:, None]
+        fresh = self._drafter.context_kv(features_BLE.to(self._dtype), position_BL)
+        for (k_BGSC, v_BGSC), (k_BGLC, v_BGLC) in zip(self._context, fresh, strict=True):
+            k_BGSC.transpose(1, 2)[row_B1, position_BL] = k_BGLC.transpose(1, 2)
+            v_BGSC.transpose(1, 2)[row_B1, position_BL] = v_BGLC.transpose(1, 2)
+
+    @torch.no_grad()
+    def propose(
+        self, anchor_B: Tensor, length_B: Tensor, num_drafts: int, visible: int, chooser: DraftChooser
+    ) -> Proposal:
+        """One drafter pass over [anchor, MASK x K]."""
+        config = self._drafter.config
+        masked = anchor_B.new_full((len(anchor_B), num_drafts), config.mask_token_id)
+        ids_BT = torch.cat([anchor_B[:, None], masked], dim=1)
+        position_BT = length_B[:, None] + torch.arange(num_drafts + 1, device=length_B.device)
+        context = tuple((k[:, :, :visible], v[:, :, :visible]) for k, v in self._context)
+        masks = decode_masks(config, length_B, visible, num_drafts + 1)
+        x_BTD = self._target.embed(ids_BT).to(self._dtype)
+        hidden_BTD = self._drafter(x_BTD, position_BT, context, masks)
+        hidden_BKD = hidden_BTD[:, 1:].to(self._target.dtype)
+        logits_BKV = self._drafter.adjust_logits(self._target.unembed(hidden_BKD))
+        return chooser(logits_BKV, position_BT[:, 1:])
+
+
+class NullProposer:
+    """Drafts that the target verifies and the engine never keeps: plain decoding in drafted shapes."""
+
+    def __init__(self, block_size: int, tap_ids: tuple[int, ...] = ()) -> None:
+        """Blocks of `block_size` slots; taps as of the drafter to compare with."""
+        self.block_size = block_size
+        self.tap_ids = tap_ids
+
+    def begin(self, rows: int, slots: int) -> None:
+        """Nothing to remember."""
+
+    def extend(self, features_BLE: Tensor, start_B: Tensor) -> None:
+        """Nothing to remember."""
+
+    def propose(
+        self, anchor_B: Tensor, length_B: Tensor, num_drafts: int, visible: int, chooser: DraftChooser
+    ) -> Proposal:
+        """The anchor again and again, not offered."""
+        return Proposal(anchor_B[:, None].expand(-1, num_drafts), offered=False)
+
+
+def make_chooser(settings: RowSettings, acceptor: str, drafts: str) -> DraftChooser:
+    """How draft logits become tokens, bound once per batch.
+
+    `reject` draws from q with noise of its own; `match` takes the target's noise (coupled: arXiv 2408.07978)
+    or none (argmax).
+    """
+    if acceptor == "reject":
+        return lambda logits_BKV, position_BK: _draw(logits_BKV, position_BK, settings)
+    if drafts == "coupled" and settings.any_sampled:
+        return lambda logits_BKV, position_BK: Proposal(choose(logits_BKV, position_BK, settings).ids_BT)
+    return lambda logits_BKV, position_BK: Proposal(logits_BKV.argmax(-1))
+
+
+def _draw(logits_BKV: Tensor, position_BK: Tensor, settings: RowSettings) -> Proposal:
+    """Sample drafts and keep the distribution they came from."""
+    q_BKV, _ = distribution(logits_BKV, settings)
+    noise_BKV = gumbel(settings.seed_B, position_BK, logits_BKV.shape[-1], DRAFT)
+    return replace(Proposal((q_BKV.log() + noise_BKV).argmax(-1)), q_BKV=q_BKV)

@@ -1,0 +1,101 @@
+"""One round: propose, verify, accept, commit. Static in shape, one copy from the device to the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slipstream.core.options import EngineOptions
+from slipstream.decode.accept import Proposal, Verdict, match, reject
+from slipstream.decode.history import History
+from slipstream.decode.propose import DraftChooser, Proposer
+from slipstream.decode.sampling import RowSettings, choose, distribution
+from slipstream.target import Target
+from slipstream.target.cache import TargetCache
+
+
+@dataclass
+class Batch:
+    """What a batch of requests has on the device.
+
+    Attributes:
+        anchor_B: last committed token of each row.
+        length_B: its position; context lies strictly before it.
+        active_B: 1 while a row decodes, 0 once it has finished (it then stands still).
+    """
+
+    target: Target
+    proposer: Proposer | None
+    options: EngineOptions
+    num_drafts: int
+    cache: TargetCache
+    settings: RowSettings
+    history: History
+    chooser: DraftChooser
+    anchor_B: Tensor
+    length_B: Tensor
+    active_B: Tensor
+
+
+def run_round(batch: Batch, visible: int) -> list[list[int]]:
+    """Advance every active row by at least one token.
+
+    Args:
+        batch: changed in place.
+        visible: leading buffer slots that can hold anything valid, this round's block included.
+
+    Returns:
+        Per row its new tokens; rows that do not decode still give one, which means nothing.
+    """
+    proposal = _propose(batch, visible)
+    ids_BT = torch.cat([batch.anchor_B[:, None], proposal.drafts_BK], dim=1)
+    verified = batch.target.verify(ids_BT, batch.length_B, batch.cache, visible)
+    position_BT = batch.length_B[:, None] + torch.arange(1, ids_BT.shape[1] + 1, device=ids_BT.device)
+    logits_BTV = batch.history.adjust(verified.logits_BTV, proposal.drafts_BK, position_BT)
+    verdict, short_B = accept(batch, proposal, logits_BTV, position_BT)
+    if batch.proposer is not None:
+        batch.proposer.extend(verified.features_BTE, batch.length_B)
+    rows = _read(verdict, short_B)
+    if any(row[-1] for row in rows):
+        # Rare: the likeliest tokens did not reach top_p, so the filter is run again over all of them.
+        verdict, short_B = accept(batch, proposal, logits_BTV, position_BT, logits_BTV.shape[-1])
+        rows = _read(verdict, short_B)
+    _commit(batch, verdict)
+    return [row[: row[-2]] for row in rows]
+
+
+def accept(
+    batch: Batch, proposal: Proposal, logits_BTV: Tensor, position_BT: Tensor, survivors: int | None = None
+) -> tuple[Verdict, Tensor]:
+    """The verdict of the batch's acceptor, and rows where more survivors are needed."""
+    settings = batch.settings
+    if batch.options.acceptor == "reject":
+        p_BTV, short_B = distribution(logits_BTV, settings, survivors)
+        return reject(proposal, p_BTV, settings.seed_B, position_BT), short_B
+    choice = choose(logits_BTV, position_BT, settings, survivors)
+    return match(proposal, choice.ids_BT), choice.short_B
+
+
+def _propose(batch: Batch, visible: int) -> Proposal:
+    """Drafts of the proposer, or none at all."""
+    if batch.proposer is None:
+        return Proposal(batch.anchor_B.new_empty(len(batch.anchor_B), 0))
+    return batch.proposer.propose(batch.anchor_B, batch.length_B, batch.num_drafts, visible, batch.chooser)
+
+
+def _read(verdict: Verdict, short_B: Tensor) -> list[list[int]]:
+    """The round's one copy to the host: tokens, how many count, and whether the filter fell short."""
+    packed = torch.cat([verdict.tokens_BT, verdict.emitted_B[:, None], short_B[:, None].long()], dim=1)
+    rows: list[list[int]] = packed.tolist()  # host: the one copy of a round
+    return rows
+
+
+def _commit(batch: Batch, verdict: Verdict) -> None:
+    """Move every active row on; what lies beyond its new length will be written again."""
+    emitted_B = verdict.emitted_B * batch.active_B
+    last_B = verdict.tokens_BT.gather(1, (emitted_B - 1).clamp(min=0)[:, None])[:, 0]
+    batch.history.add(verdict.tokens_BT, emitted_B)
+    batch.anchor_B = torch.where(batch.active_B > 0, last_B, batch.anchor_B)
+    batch.length_B = batch.length_B + emitted_B

@@ -1,0 +1,165 @@
+"""From logits to a choice: temperature, filters and noise; pure functions, greedy and sampled rows together.
+
+choice(t) = argmax(filter(logits / temperature) + gumbel(seed, t)) has the distribution
+softmax(filter(logits / temperature)) (the Gumbel-max trick). The order is the one of vLLM and transformers:
+temperature, top-k, top-p, min-p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slipstream.core.options import SamplingOptions
+from slipstream.decode.noise import CHOICE, gumbel
+
+#: Tokens per row that top-p sorts before it falls back to all; sorting all can cost more than a model pass.
+SURVIVORS = 1024
+
+
+@dataclass(frozen=True)
+class RowSettings:
+    """Sampling settings of every row, made once per batch.
+
+    Attributes:
+        temperature_B: float32; 1 for greedy rows.
+        sampled_B: which rows draw.
+        seed_B: int64.
+        top_k_B: int64; vocabulary size where off.
+        top_p_B: float32; 1 where off.
+        min_p_B: float32; 0 where off.
+        any_sampled: whether any row draws; the rest says what any row needs.
+        most_top_k: largest top_k of the rows that use it, 0 when none does.
+        any_top_p: whether any row filters by mass.
+        survivors: how many tokens per row top-p has to sort at most.
+        any_min_p: whether any row filters by relative probability.
+    """
+
+    temperature_B: Tensor
+    sampled_B: Tensor
+    seed_B: Tensor
+    top_k_B: Tensor
+    top_p_B: Tensor
+    min_p_B: Tensor
+    any_sampled: bool
+    most_top_k: int
+    any_top_p: bool
+    survivors: int
+    any_min_p: bool
+
+    @classmethod
+    def of(cls, options: Sequence[SamplingOptions], vocab_size: int, device: torch.device) -> RowSettings:
+        """Gather the settings of a batch."""
+
+        def row(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        drawn = [o for o in options if o.temperature > 0]
+        top_ks = [min(o.top_k, vocab_size) for o in drawn if o.top_k]
+        by_mass = [o for o in drawn if o.top_p < 1]
+        bounded = all(o.top_k for o in by_mass)
+        return cls(
+            temperature_B=row([o.temperature or 1.0 for o in options], torch.float32),
+            sampled_B=row([o.temperature > 0 for o in options], torch.bool),
+            seed_B=row([o.seed for o in options], torch.int64),
+            top_k_B=row([min(o.top_k, vocab_size) or vocab_size for o in options], torch.int64),
+            top_p_B=row([o.top_p for o in options], torch.float32),
+            min_p_B=row([o.min_p for o in options], torch.float32),
+            any_sampled=bool(drawn),
+            most_top_k=max(top_ks, default=0),
+            any_top_p=bool(by_mass),
+            survivors=min(vocab_size, max(top_ks, default=1) if bounded else SURVIVORS),
+            any_min_p=any(o.min_p > 0 for o in drawn),
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Chosen tokens.
+
+    Attributes:
+        ids_BT: the choices.
+        short_B: rows whose top-p mass was not reached by the survivors; choose again with all tokens.
+    """
+
+    ids_BT: Tensor
+    short_B: Tensor
+
+
+def choose(
+    logits_BTV: Tensor, position_BT: Tensor, settings: RowSettings, survivors: int | None = None
+) -> Choice:
+    """The design's one expression, for greedy and sampled rows alike.
+
+    Args:
+        logits_BTV: float32, penalties and biases applied.
+        position_BT: absolute position of the token to be chosen.
+        settings: of the rows.
+        survivors: tokens that top-p sorts; None takes the settings' own.
+    """
+    if not settings.any_sampled:
+        return Choice(logits_BTV.argmax(-1), torch.zeros_like(settings.sampled_B))
+    scores_BTV, short_B = filtered(logits_BTV, settings, survivors)
+    noise_BTV = gumbel(settings.seed_B, position_BT, logits_BTV.shape[-1], CHOICE)
+    sampled_B11 = settings.sampled_B[:, None, None]
+    scores_BTV = torch.where(sampled_B11, scores_BTV + noise_BTV, logits_BTV)
+    return Choice(scores_BTV.argmax(-1), short_B)
+
+
+def filtered(
+    logits_BTV: Tensor, settings: RowSettings, survivors: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Logits divided by temperature, dropped tokens at -inf; and short_B as in `Choice`.
+
+    Rows that do not draw come out unfiltered where they ask for no filter; their result is not used.
+    """
+    scaled_BTV = logits_BTV / settings.temperature_B[:, None, None]
+    highest_BT = scaled_BTV.amax(-1)
+    short_B = torch.zeros_like(settings.sampled_B)
+    if settings.most_top_k:
+        scaled_BTV = _keep_top_k(scaled_BTV, settings)
+    if settings.any_top_p:
+        count = settings.survivors if survivors is None else survivors
+        scaled_BTV, short_B = _keep_top_p(scaled_BTV, settings, count)
+    if settings.any_min_p:
+        least_BT1 = (highest_BT + settings.min_p_B.log()[:, None])[..., None]
+        scaled_BTV = scaled_BTV.masked_fill(scaled_BTV < least_BT1, -torch.inf)
+    return scaled_BTV, short_B
+
+
+def distribution(
+    logits_BTV: Tensor, settings: RowSettings, survivors: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Probabilities p_BTV that `choose` draws from, one-hot in greedy rows; and short_B as in `Choice`."""
+    scores_BTV, short_B = filtered(logits_BTV, settings, survivors)
+    greedy_BTV = torch.zeros_like(logits_BTV).scatter_(-1, logits_BTV.argmax(-1, keepdim=True), 1.0)
+    return torch.where(settings.sampled_B[:, None, None], scores_BTV.softmax(-1), greedy_BTV), short_B
+
+
+def _keep_top_k(scaled_BTV: Tensor, settings: RowSettings) -> Tensor:
+    """Drop what lies below the k-th largest; ties with it stay."""
+    top = scaled_BTV.topk(settings.most_top_k, dim=-1).values
+    used_B = settings.top_k_B <= settings.most_top_k
+    rank_B = torch.where(used_B, settings.top_k_B, 1) - 1
+    least_BT1 = top.gather(-1, rank_B[:, None, None].expand(-1, top.shape[1], 1))
+    return scaled_BTV.masked_fill((scaled_BTV < least_BT1) & used_B[:, None, None], -torch.inf)
+
+
+def _keep_top_p(scaled_BTV: Tensor, settings: RowSettings, count: int) -> tuple[Tensor, Tensor]:
+    """Keep the smallest set of likeliest tokens whose mass reaches top_p; ties with the last one stay."""
+    top = scaled_BTV.topk(min(count, scaled_BTV.shape[-1]), dim=-1).values
+    probability = (top - scaled_BTV.logsumexp(-1, keepdim=True)).exp()
+    mass = probability.cumsum(-1)
+    top_p_B11 = settings.top_p_B[:, None, None]
+    kept = mass - probability < top_p_B11
+    least_BT1 = top.masked_fill(~kept, torch.inf).amin(-1, keepdim=True)
+    used_B = (settings.top_p_B < 1) & settings.sampled_B
+    dropped_BTV = (scaled_BTV < least_BT1) & used_B[:, None, None]
+    # Rounding may leave the mass of ALL tokens below top_p; only missing tokens make a row short.
+    whole = top.shape[-1] == scaled_BTV.shape[-1]
+    reached_BT = (mass[..., -1] >= settings.top_p_B[:, None]) | torch.isinf(top[..., -1])
+    short_B = used_B & ~reached_BT.all(-1) & (not whole)
+    return scaled_BTV.masked_fill(dropped_BTV, -torch.inf), short_B

@@ -1,0 +1,145 @@
+"""One request on the host: which tokens count, where the text ends, what the stream says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from slipstream.core.records import Completion, FinishReason, Piece, Request
+from slipstream.decode.text import Detokenizer
+
+
+class Tracker:
+    """Follows one request from its first token to its end."""
+
+    def __init__(
+        self, index: int, request: Request, limit: int, ends: frozenset[int], block_size: int, tokenizer: Any
+    ) -> None:
+        """Begin.
+
+        Args:
+            index: of the request in its batch.
+            request: prompt and settings.
+            limit: most tokens to emit, context limit included.
+            ends: ids that end the text.
+            block_size: T, for the counts by position.
+            tokenizer: or None.
+        """
+        self.index = index
+        self.request = request
+        self.finish_reason: FinishReason | None = None
+        self.token_ids: list[int] = []
+        self.first_at = self.last_at = 0.0
+        self._limit = limit
+        self._ends = ends
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stop = request.sampling.stop
+        self._held: list[tuple[str, bool]] = []
+        self._text: list[str] = []
+        self._rounds = self._emitted = 0
+        self._accepted = [0] * (block_size - 1)
+
+    def first(self, token: int, now: float) -> Piece:
+        """The token that prefill yields; not part of any round."""
+        self.first_at = now
+        return self._take([token], 0, now)
+
+    def round(self, tokens: Sequence[int], now: float) -> Piece:
+        """One round's tokens: drafts that were kept, and the target's own last one."""
+        before = len(self.token_ids)
+        piece = self._take(tokens, len(tokens) - 1, now)
+        self._rounds += 1
+        self._emitted += len(self.token_ids) - before
+        for position in range(piece.accepted):
+            self._accepted[position] += 1
+        return piece
+
+    def completion(self, started: float) -> Completion:
+        """The finished request; `started` is when the call began."""
+        assert self.finish_reason is not None
+        return Completion(
+            text="".join(self._text),
+            token_ids=tuple(self.token_ids),
+            prompt_tokens=len(self.request.prompt_ids),
+            finish_reason=self.finish_reason,
+            rounds=self._rounds,
+            emitted_in_rounds=self._emitted,
+            accepted_per_position=tuple(self._accepted),
+            ttft_s=self.first_at - started,
+            decode_s=self.last_at - self.first_at,
+        )
+
+    def _take(self, tokens: Sequence[int], drafted: int, now: float) -> Piece:
+        """Append tokens until the text ends; the first `drafted` of them were drafts."""
+        spans: list[tuple[str, bool]] = []
+        used = 0
+        for number, token in enumerate(tokens):
+            used += 1
+            spans += self._one(token, number < drafted)
+            if self.finish_reason is not None:
+                break
+        self.last_at = now
+        text = "".join(part for part, _ in spans)
+        self._text.append(text)
+        taken = tuple(tokens[:used])
+        return Piece(self.index, text, taken, min(drafted, used), _merged(spans), self.finish_reason)
+
+    def _one(self, token: int, drafted: bool) -> list[tuple[str, bool]]:
+        """Append one token; the text that is certain after it."""
+        self.token_ids.append(token)
+        if token in self._ends:
+            self.finish_reason = "stop"
+            return self._release(self._detokenizer.finish(), drafted)
+        text = self._detokenizer.add(token)
+        if len(self.token_ids) >= self._limit:
+            self.finish_reason = "length"
+            text += self._detokenizer.finish() if not text else ""
+        return self._release(text, drafted)
+
+    def _release(self, text: str, drafted: bool) -> list[tuple[str, bool]]:
+        """Add text behind what is held; give out all but what may be the beginning of a stop string."""
+        if text:
+            self._held.append((text, drafted))
+        whole = "".join(part for part, _ in self._held)
+        if len(self.token_ids) >= max(1, self.request.sampling.min_tokens):
+            found = [place for stop in self._stop if (place := whole.find(stop)) >= 0]
+            if found:
+                self.finish_reason = "stop"
+                return self._give(min(found))
+        if self.finish_reason is not None:
+            return self._give(len(whole))
+        return self._give(len(whole) - _overlap(whole, self._stop))
+
+    def _give(self, length: int) -> list[tuple[str, bool]]:
+        """Take `length` characters from what is held; the rest stays held."""
+        given: list[tuple[str, bool]] = []
+        kept: list[tuple[str, bool]] = []
+        for part, drafted in self._held:
+            head, tail = part[:length], part[length:]
+            length -= len(head)
+            if head:
+                given.append((head, drafted))
+            if tail:
+                kept.append((tail, drafted))
+        self._held = kept
+        return given
+
+
+def _overlap(text: str, stops: Sequence[str]) -> int:
+    """Length of the longest end of `text` that begins a stop string."""
+    longest = max((len(stop) - 1 for stop in stops), default=0)
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(stop.startswith(text[-length:]) for stop in stops):
+            return length
+    return 0
+
+
+def _merged(spans: Sequence[tuple[str, bool]]) -> tuple[tuple[str, bool], ...]:
+    """Join neighbours of one kind."""
+    merged: list[tuple[str, bool]] = []
+    for text, drafted in spans:
+        if merged and merged[-1][1] == drafted:
+            merged[-1] = (merged[-1][0] + text, drafted)
+        else:
+            merged.append((text, drafted))
+    return tuple(merged)
