@@ -37,7 +37,7 @@ def next_token(
     logits: list[float], prompt: list[int], said: list[int], ends: set[int], options: SamplingOptions
 ) -> int:
     """The target's choice after `prompt + said`, by the definition."""
-    scores = _with_history(logits, prompt, said, ends, options)
+    scores = scores_with_history(logits, prompt, said, ends, options)
     if options.temperature == 0:
         return max(range(len(scores)), key=lambda v: (scores[v], -v))
     kept = _filter([score / options.temperature for score in scores], options)
@@ -46,10 +46,10 @@ def next_token(
     return max(kept, key=lambda v: (kept[v] + noise[v], -v))
 
 
-def _with_history(
+def scores_with_history(
     logits: list[float], prompt: list[int], said: list[int], ends: set[int], options: SamplingOptions
 ) -> list[float]:
-    """Bias, repetition, frequency and presence penalties, and no early end."""
+    """Scores after bias, repetition, frequency and presence penalties, and with no early end."""
     scores = []
     for token, logit in enumerate(logits):
         score = logit + options.logit_bias.get(token, 0.0)
