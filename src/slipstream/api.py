@@ -14,7 +14,7 @@ from typing import cast
 from slipstream.core.errors import InputError
 from slipstream.core.options import EngineOptions, SamplingOptions, TargetOptions
 from slipstream.core.records import Completion, Piece, Request
-from slipstream.decode import DraftProposer, Engine
+from slipstream.decode import DraftProposer, Engine, Report, RequestReport, check
 from slipstream.formats import read_zlab
 from slipstream.model import Drafter
 from slipstream.target import Target, TargetInfo, load_target
@@ -38,6 +38,8 @@ _BUNDLED_FITS = {
 
 class Stream(Iterator[Piece]):
     """The pieces of one answer; when they have ended, `completion` holds the whole of it.
+
+    A session decodes one stream at a time: read it to its end or close it before the next call.
 
     Args:
         engine: that decodes.
@@ -107,7 +109,7 @@ class Session:
         """The engine that drafts; the plain one where there is no drafter."""
         if self.drafter is None:
             return self.plain
-        return Engine(self.target, DraftProposer(self.target, self.drafter), self.options)
+        return Engine(self.target, self._proposer, self.options)
 
     def exact(self, draft: bool = True) -> bool:
         """Whether every token is the target's own choice after the tokens before it.
@@ -195,6 +197,40 @@ class Session:
             InputError: the prompt cannot be used, or does not fit the context.
         """
         return Stream(self._engine(draft), Request(self.encode(prompt, raw), sampling))
+
+    def check(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingOptions = SamplingOptions(),
+        *,
+        raw: bool = False,
+        report: Callable[[int, RequestReport], None] | None = None,
+    ) -> Report:
+        """Compare drafted decoding with plain decoding, in the same shapes and in one-row shapes.
+
+        Args:
+            prompts: texts, conversations or token ids, decoded one by one.
+            sampling: the same for all.
+            raw: continue texts as they are, without the chat template.
+            report: called with each prompt's number and comparison when it is done.
+
+        Raises:
+            InputError: there is no drafter, or the acceptor does not promise the same text.
+        """
+        if self.drafter is None:
+            raise InputError(f"nothing to check: {self.note or 'there is no drafter'}")
+        if not self.exact():
+            raise InputError(
+                f"the acceptor {self.options.acceptor} does not promise the same text; use match"
+            )
+        requests = [Request(self.encode(prompt, raw), sampling) for prompt in prompts]
+        return check(self.target, self._proposer, requests, self.options, report)
+
+    @cached_property
+    def _proposer(self) -> DraftProposer:
+        if self.drafter is None:
+            raise InputError(f"there is no drafter: {self.note}")
+        return DraftProposer(self.target, self.drafter)
 
     def _engine(self, draft: bool) -> Engine:
         return self.engine if draft else self.plain

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from slipstream.core.records import Completion, Piece
 
 if TYPE_CHECKING:
     from slipstream.bench import Comparison
+    from slipstream.decode import Report, RequestReport
+    from slipstream.decode.check import Difference
 
 _DRAFTED, _PLAIN_AGAIN = "\x1b[32;4m", "\x1b[0m"  # green and underlined: seen without colours too
 
@@ -97,6 +101,63 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(table)
     console.print(f"speed-up: {comparison.speedup:.2f}x")
     console.print(f"same text: {'yes' if comparison.identical else 'no'}")
+
+
+def check_line(request: RequestReport) -> str:
+    """One prompt's comparison in a line."""
+    same = "equal" if request.same_shape is None else f"DIFFERENT at token {request.same_shape.position}"
+    if request.one_row is None:
+        alone = "equal"
+    else:
+        kind = "tie" if request.one_row.is_tie else "DIFFERENT"
+        alone = (
+            f"{kind} at token {request.one_row.position} "
+            f"(gap {request.one_row.gap:.2g}, rounding explains up to {request.one_row.bound:.2g})"
+        )
+    return f"{request.tokens} tokens; same shapes: {same}; one row: {alone}"
+
+
+def check_document(report: Report, prompts: Sequence[str]) -> dict[str, Any]:
+    """The JSON document of a check; `exact` is its verdict, a difference is null where the texts are equal."""
+    return {
+        "exact": report.exact,
+        "ties": report.ties,
+        "dtype": report.dtype,
+        "block_size": report.block_size,
+        "requests": [
+            {
+                "prompt": prompt,
+                "tokens": request.tokens,
+                "acceptance_length": request.acceptance_length,
+                "same_shape": _difference(request.same_shape),
+                "one_row": _difference(request.one_row),
+                "exact": request.exact,
+            }
+            for prompt, request in zip(prompts, report.requests, strict=True)
+        ],
+    }
+
+
+def _difference(found: Difference | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    gap = found.gap if math.isfinite(found.gap) else None  # JSON has no infinity
+    return {**asdict(found), "gap": gap, "is_tie": found.is_tie}
+
+
+def print_check(report: Report) -> None:
+    """Print the losslessness report on stdout."""
+    total = len(report.requests)
+    same = sum(request.same_shape is None for request in report.requests)
+    alone = sum(request.one_row is None for request in report.requests)
+    print(f"{report.dtype}, blocks of {report.block_size}, {sum(r.tokens for r in report.requests)} tokens")
+    print(f"same shapes: {same} of {total} prompts equal")
+    print(
+        f"one row:     {alone} of {total} prompts equal, {report.ties} apart at a tie of the two best tokens"
+    )
+    print(
+        "verdict:     drafting changes nothing" if report.exact else "verdict:     DRAFTING CHANGES THE TEXT"
+    )
 
 
 def _side(completions: Sequence[Completion], exact: bool) -> dict[str, Any]:
