@@ -58,8 +58,8 @@ def test_slot_scores_against_loops(share: float) -> None:
                 p = math.exp(top_logprobs[a, k, j]) / mass
                 kl += p * (math.log(p) - logq[top[a, k, j]])
             label = int(labels[a, k])
-            assert scores.loss_AK[a, k] == pytest.approx(share * kl - (1 - share) * logq[label], abs=1e-5)
-            assert bool(scores.hit_AK[a, k]) == (max(range(11), key=lambda v: logq[v]) == label)
+            assert scores.loss_BAK[a, k] == pytest.approx(share * kl - (1 - share) * logq[label], abs=1e-5)
+            assert bool(scores.hit_BAK[a, k]) == (max(range(11), key=lambda v: logq[v]) == label)
 
 
 def test_soft_loss_is_zero_only_at_the_targets_own_distribution() -> None:
@@ -67,11 +67,11 @@ def test_soft_loss_is_zero_only_at_the_targets_own_distribution() -> None:
     top = torch.tensor([[[2, 0, 1]]])
     logits = torch.full((1, 1, 5), -40.0)
     logits[0, 0, [2, 0, 1]] = logprobs[0, 0]
-    assert slot_scores(logits, torch.tensor([[2]]), top, logprobs, 1.0).loss_AK.item() == pytest.approx(
+    assert slot_scores(logits, torch.tensor([[2]]), top, logprobs, 1.0).loss_BAK.item() == pytest.approx(
         0, abs=1e-6
     )
     logits[0, 0, 4] = 0.0
-    assert slot_scores(logits, torch.tensor([[2]]), top, logprobs, 1.0).loss_AK.item() > 0.5
+    assert slot_scores(logits, torch.tensor([[2]]), top, logprobs, 1.0).loss_BAK.item() > 0.5
 
 
 def test_accepted_lengths_count_leading_hits_and_the_bonus() -> None:

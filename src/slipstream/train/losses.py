@@ -14,14 +14,14 @@ class SlotScores:
     """Per draft slot: loss, and whether the drafter's first choice is the label.
 
     Attributes:
-        loss_AK: unweighted loss in nats.
-        label_logprob_AK: log-probability that the drafter gives the label.
-        hit_AK: first choice equals the label.
+        loss_BAK: unweighted loss in nats.
+        label_logprob_BAK: log-probability that the drafter gives the label.
+        hit_BAK: first choice equals the label.
     """
 
-    loss_AK: Tensor
-    label_logprob_AK: Tensor
-    hit_AK: Tensor
+    loss_BAK: Tensor
+    label_logprob_BAK: Tensor
+    hit_BAK: Tensor
 
 
 def decay_weights(num_drafts: int, gamma: float) -> Tensor:
@@ -29,21 +29,21 @@ def decay_weights(num_drafts: int, gamma: float) -> Tensor:
     return torch.exp(-torch.arange(num_drafts, dtype=torch.float32) / gamma)
 
 
-def dpace_weights(label_logprob_AK: Tensor, labelled_AK: Tensor, alpha: float = 0.5) -> Tensor:
+def dpace_weights(label_logprob_BAK: Tensor, labelled_BAK: Tensor, alpha: float = 0.5) -> Tensor:
     """How much later acceptance hangs on slot k (D-PACE, arXiv 2605.18810).
 
     q~ = (1-alpha) q + alpha, prefix P_i = prod_{m<=i} q~_m, w_j = sum_{i>=j} P_i, without gradient; slots
     with no label count as q~ = 1 in the product and add nothing to the sum.
 
     Args:
-        label_logprob_AK: the drafter's log-probability of each label.
-        labelled_AK: which slots have a label.
+        label_logprob_BAK: the drafter's log-probability of each label.
+        labelled_BAK: which slots have a label.
         alpha: 0 takes the drafter at its word, 1 ignores it.
     """
     with torch.no_grad():
-        q_AK = (1 - alpha) * label_logprob_AK.exp() + alpha
-        prefix_AK = torch.where(labelled_AK, q_AK, 1.0).cumprod(-1) * labelled_AK
-        return prefix_AK.flip(-1).cumsum(-1).flip(-1)
+        q_BAK = (1 - alpha) * label_logprob_BAK.exp() + alpha
+        prefix_BAK = torch.where(labelled_BAK, q_BAK, 1.0).cumprod(-1) * labelled_BAK
+        return prefix_BAK.flip(-1).cumsum(-1).flip(-1)
 
 
 def reduced_vocabulary(frequent: Tensor, label_ids: Tensor, top_ids: Tensor) -> Tensor:
@@ -55,10 +55,10 @@ def reduced_vocabulary(frequent: Tensor, label_ids: Tensor, top_ids: Tensor) -> 
 
 
 def slot_scores(
-    logits_AKV: Tensor,
-    label_AK: Tensor,
-    top_AKJ: Tensor,
-    top_logprobs_AKJ: Tensor,
+    logits_BAKV: Tensor,
+    label_BAK: Tensor,
+    top_BAKJ: Tensor,
+    top_logprobs_BAKJ: Tensor,
     soft_share: float,
 ) -> SlotScores:
     """Loss per slot: soft_share * KL(target || drafter) + (1 - soft_share) * cross-entropy.
@@ -66,21 +66,21 @@ def slot_scores(
     The target is its stored top-J candidates, renormalised to sum to one.
 
     Args:
-        logits_AKV: drafter logits over the (reduced) vocabulary.
-        label_AK: label as index into V.
-        top_AKJ: candidates as indices into V.
-        top_logprobs_AKJ: the target's log-probabilities of the candidates.
+        logits_BAKV: drafter logits over the (reduced) vocabulary.
+        label_BAK: label as index into V.
+        top_BAKJ: candidates as indices into V.
+        top_logprobs_BAKJ: the target's log-probabilities of the candidates.
         soft_share: 0 hard labels only, 1 soft labels only.
     """
-    logprob_AKV = F.log_softmax(logits_AKV.float(), dim=-1)
-    label_logprob_AK = logprob_AKV.gather(-1, label_AK[..., None])[..., 0]
-    teacher_AKJ = F.log_softmax(top_logprobs_AKJ, dim=-1)
-    kl_AK = (teacher_AKJ.exp() * (teacher_AKJ - logprob_AKV.gather(-1, top_AKJ))).sum(-1)
-    loss_AK = soft_share * kl_AK - (1 - soft_share) * label_logprob_AK
-    hit_AK = logits_AKV.argmax(-1) == label_AK
-    return SlotScores(loss_AK, label_logprob_AK, hit_AK)
+    logprob_BAKV = F.log_softmax(logits_BAKV.float(), dim=-1)
+    label_logprob_BAK = logprob_BAKV.gather(-1, label_BAK[..., None])[..., 0]
+    teacher_BAKJ = F.log_softmax(top_logprobs_BAKJ, dim=-1)
+    kl_BAK = (teacher_BAKJ.exp() * (teacher_BAKJ - logprob_BAKV.gather(-1, top_BAKJ))).sum(-1)
+    loss_BAK = soft_share * kl_BAK - (1 - soft_share) * label_logprob_BAK
+    hit_BAK = logits_BAKV.argmax(-1) == label_BAK
+    return SlotScores(loss_BAK, label_logprob_BAK, hit_BAK)
 
 
-def accepted_lengths(hit_AK: Tensor, labelled_AK: Tensor) -> Tensor:
+def accepted_lengths(hit_BAK: Tensor, labelled_BAK: Tensor) -> Tensor:
     """Leading hits plus the bonus token per block, shape [A]: teacher-forced acceptance length."""
-    return (hit_AK & labelled_AK).long().cumprod(-1).sum(-1) + 1
+    return (hit_BAK & labelled_BAK).long().cumprod(-1).sum(-1) + 1

@@ -84,12 +84,12 @@ def run_step(
     scores = score_slots(drafter, ends, hidden_BAKD, batch, options.soft_share, frequent)
     labelled_BAK = batch.labelled_BAK
     if options.weighting == "dpace":
-        weight_BAK = dpace_weights(scores.label_logprob_AK, labelled_BAK)
+        weight_BAK = dpace_weights(scores.label_logprob_BAK, labelled_BAK)
     else:
         weight_BAK = decay_weights(labelled_BAK.shape[-1], options.gamma) * labelled_BAK
     # Divided by the number of blocks, not by the weights: a well-predicted block keeps its larger say.
-    loss = (weight_BAK * scores.loss_AK).sum() / labelled_BAK[..., 0].sum().clamp(min=1)
-    return StepResult(loss, accepted_lengths(scores.hit_AK, labelled_BAK), labelled_BAK[..., 0])
+    loss = (weight_BAK * scores.loss_BAK).sum() / labelled_BAK[..., 0].sum().clamp(min=1)
+    return StepResult(loss, accepted_lengths(scores.hit_BAK, labelled_BAK), labelled_BAK[..., 0])
 
 
 def score_slots(
