@@ -1,4 +1,4 @@
-"""The whole path on a tiny target: it writes chats, they become features, a drafter learns them, decoding is faster.
+"""The whole path on a tiny target: chats, features, training, and decoding with what was learnt.
 
 A drafter that cannot learn twenty chats by heart has a fault in its mask, its positions or its labels.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from slipstream.core.errors import InputError
 from slipstream.core.options import SamplingOptions, SynthesisOptions
@@ -30,7 +31,7 @@ def synthesize(
     Raises:
         InputError: the target has no usable chat template, or keeps repeating the same few user turns.
     """
-    tokenizer = engine.target.tokenizer
+    tokenizer: Any = engine.target.tokenizer
     seams = template_seams(tokenizer)
     opening = tuple(tokenizer(seams.before, add_special_tokens=False).input_ids)
     seen: set[str] = set()
@@ -65,7 +66,7 @@ def _user_turns(engine: Engine, opening: tuple[int, ...], options: SynthesisOpti
 
 def _answers(engine: Engine, turns: list[str], options: SynthesisOptions, batch: int) -> list[Chat]:
     """Answer every turn, a stated share greedily and the rest sampled."""
-    tokenizer = engine.target.tokenizer
+    tokenizer: Any = engine.target.tokenizer
     draw = random.Random(f"{options.seed}/{batch}")
     requests = []
     for number, turn in enumerate(turns):

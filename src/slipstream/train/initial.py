@@ -33,8 +33,8 @@ def initialise_from_target(
         drafter: changed in place.
         weights: the target's state, keys as in transformers (`model.layers.0...`).
         layer_ids: one target layer per draft layer.
-        sample_LE: some features; where the target has no per-head query and key norms, ours start at the
-            mean magnitude that its queries and keys have on them, so that attention starts as sharp as the target's.
+        sample_LE: some features. Where the target has no per-head query and key norms, ours start at the
+            mean magnitude of its queries and keys on them: attention starts as sharp as the target's.
 
     Returns:
         Whether it was done; False leaves the drafter untouched.

@@ -1,7 +1,7 @@
 """Muon: momentum, then the update of each matrix replaced by its nearest orthogonal one.
 
-Source: Jordan et al., "Muon" (2024), with the scale of Liu et al., arXiv 2502.16982 (0.2 * sqrt(larger
-side)) so that learning rates are those of AdamW. The Newton-Schulz polynomials run on the small Gram matrix, which
+Source: Jordan et al., "Muon" (2024), with the scale of Liu et al., arXiv 2502.16982 (0.2 * sqrt(larger)),
+so that learning rates are those of AdamW. The Newton-Schulz polynomials run on the small Gram matrix, which
 for a wide matrix costs a fraction of running them on the matrix itself.
 """
 
