@@ -37,6 +37,7 @@ def build_app() -> App:
     for command in (demo, generate, chat, check):
         app.command(command)
     app.meta.default(_launcher(app))
+    app.meta.suppress_keyboard_interrupt = False
     return app
 
 

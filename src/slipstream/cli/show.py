@@ -14,7 +14,7 @@ from slipstream.core.records import Completion, Piece
 if TYPE_CHECKING:
     from slipstream.bench import Comparison
     from slipstream.decode import Report, RequestReport
-    from slipstream.decode.check import Difference
+    from slipstream.decode.lossless import Difference
 
 _DRAFTED, _PLAIN_AGAIN = "\x1b[32;4m", "\x1b[0m"  # green and underlined: seen without colours too
 
@@ -118,7 +118,7 @@ def check_line(request: RequestReport) -> str:
 
 
 def check_document(report: Report, prompts: Sequence[str]) -> dict[str, Any]:
-    """The JSON document of a check; `exact` is its verdict, a difference is null where the texts are equal."""
+    """The JSON document of a check: `exact` is its verdict, a difference is null where texts are equal."""
     return {
         "exact": report.exact,
         "ties": report.ties,
