@@ -164,7 +164,7 @@ class Target:
             offset_B11 = offset_B.clamp(0, end - begin - 1)[:, None, None]
             found_BD = hidden_BTD.gather(1, offset_B11.expand(-1, 1, hidden_BTD.shape[-1]))[:, 0]
             last_BD = torch.where(here_B[:, None], found_BD, last_BD)
-        return Prefill(self.head(last_BD), features_BLE)
+        return Prefill(self.head(last_BD[:, None])[:, 0], features_BLE)
 
     @torch.no_grad()
     def verify(

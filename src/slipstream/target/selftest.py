@@ -85,13 +85,13 @@ def _check_cached(target: Target, ids_BL: Tensor) -> None:
     block = min(4, length - max(_SPLIT[0], 1)) if length > _SPLIT[0] else 1
     cache = target.new_cache(rows, length + block)
     first = target.prefill(ids_BL[:, : _SPLIT[0]], length_B, cache, 3)
-    slot_T = length_B[:, None] + torch.arange(block, device=target.device)
-    ids_BT = ids_BL.gather(1, slot_T)
+    slot_BT = length_B[:, None] + torch.arange(block, device=target.device)
+    ids_BT = ids_BL.gather(1, slot_BT)
     target.verify((ids_BT + 1).remainder(target.info.vocab_size), length_B, cache)
     second = target.verify(ids_BT, length_B, cache)
     row_B = torch.arange(rows, device=target.device)
     _compare(target, "prefill", first.logits_BV, plain_BLV[row_B, length_B - 1])
-    _compare(target, "verify", second.logits_BTV, plain_BLV[row_B[:, None], slot_T])
+    _compare(target, "verify", second.logits_BTV, plain_BLV[row_B[:, None], slot_BT])
 
 
 def _final_norm(decoder: nn.Module) -> nn.Module:
