@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,9 +81,9 @@ def random_draft(seed: int, share: float = 0.5) -> Script:
     return script
 
 
-def tiny_config(vocab_size: int = 64, **changes: object) -> LlamaConfig:
+def tiny_config(vocab_size: int = 64, **changes: Any) -> LlamaConfig:
     """A Llama of two layers and width 32."""
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "vocab_size": vocab_size,
         "hidden_size": 32,
         "intermediate_size": 64,

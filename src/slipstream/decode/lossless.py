@@ -1,8 +1,8 @@
 """The losslessness report: drafted text against plain decoding in the same shapes and in one-row shapes.
 
 Same shapes (a block whose drafts are never kept) must give the same ids in every dtype. One-row decoding
-runs other matrix products, whose last bits differ; there the ids may part only where the two best scores lie closer
-than rounding can tell.
+runs other matrix products, whose last bits differ; there the ids may part only where the two best scores
+lie closer than rounding can tell.
 """
 
 from __future__ import annotations

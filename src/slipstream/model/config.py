@@ -87,7 +87,7 @@ class DraftConfig:
         num_target_layers: depth of the target it was made for.
         target_width: hidden width of the target.
         causal: per layer, block slots see only earlier slots of their block.
-        windows: per layer, None for full attention or W: a key is seen while query position - key position < W.
+        windows: per layer, None for full attention or W: a key is seen while query - key position < W.
         rope_theta: base of the rotary positions.
         max_position_embeddings: longest position trained for.
         rms_norm_eps: added inside norms.
@@ -114,7 +114,7 @@ class DraftConfig:
     rope_theta: float
     max_position_embeddings: int
     rms_norm_eps: float
-    rope_parameters: Mapping[str, Any] = field(default_factory=dict)
+    rope_parameters: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default"})
     input_embedding_scale: float = 1.0
     output_multiplier: float = 1.0
     final_logit_softcapping: float | None = None

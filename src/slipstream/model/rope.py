@@ -1,4 +1,4 @@
-"""Rotary positions by absolute position, the half-split pairing of Llama and Qwen (Su et al., arXiv 2104.09864)."""
+"""Rotary positions (Su et al., arXiv 2104.09864) in the half-split pairing of Llama and Qwen."""
 
 from __future__ import annotations
 
