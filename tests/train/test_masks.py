@@ -22,7 +22,7 @@ def may_see(query, key, anchors, length, num_context, block, window, causal) -> 
         return False
     if causal and slot > offset:
         return False
-    return window is None or offset - slot < window
+    return window is None or abs(offset - slot) < window
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 5])

@@ -87,7 +87,7 @@ class DraftConfig:
         num_target_layers: depth of the target it was made for.
         target_width: hidden width of the target.
         causal: per layer, block slots see only earlier slots of their block.
-        windows: per layer, None for full attention or W: a key is seen while query - key position < W.
+        windows: per layer, None for full attention or W: a key is seen while |query - key position| < W.
         rope_theta: base of the rotary positions.
         max_position_embeddings: longest position trained for.
         rms_norm_eps: added inside norms.

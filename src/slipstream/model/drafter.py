@@ -1,7 +1,7 @@
 """The DFlash drafter: a small decoder that reads target features as keys and values in each of its layers.
 
-Source: DFlash, arXiv 2602.06036, section 4.1. Parameter names are those of the published checkpoints. There is
-no embedding and no head here; both are the target's.
+Source: DFlash, arXiv 2602.06036, section 4.1. Parameter names are those of the published checkpoints. There
+is no embedding and no head here; both are the target's.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Drafter(nn.Module):
 
 
 def _grouped_attention(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, mask: Tensor) -> Tensor:
-    """Attention where H/G query heads share a key head: they fold into the query rows, K/V stay as they are."""
+    """Attention where H/G query heads share a key head: folded into query rows, K/V stay as they are."""
     rows, heads, slots, width = q_BHTC.shape
     groups = k_BGSC.shape[1]
     folded = q_BHTC.reshape(rows, groups, heads // groups * slots, width)

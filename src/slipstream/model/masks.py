@@ -41,5 +41,6 @@ def _one_mask(length_B: Tensor, num_slots: int, num_block: int, window: int | No
     if window is not None:
         position = length_B[:, None, None] + offset_T[:, None]
         context = context & (position - slot_S < window)
-        block = block & (distance < window)
+        # Future slots of a bidirectional block are inside the window on the same terms as past ones.
+        block = block & (distance.abs() < window)
     return torch.cat([context, block.expand(len(length_B), -1, -1)], dim=-1)[:, None]

@@ -59,5 +59,5 @@ def _block_mask(anchors: int, block: int, window: int | None, causal: bool) -> T
     if causal:
         own = own & (distance >= 0)
     if window is not None:
-        own = own & (distance < window)
+        own = own & (distance.abs() < window)
     return own[None]
