@@ -1,0 +1,68 @@
+"""Twenty thousand rounds must not leave anything behind."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from slipstream.core.options import EngineOptions, SamplingOptions
+from slipstream.core.records import Request
+from slipstream.decode import Engine, NullProposer
+
+VOCAB = 8
+
+
+class CountingTarget:
+    """A target whose next token is the last one plus one; fast enough for many rounds."""
+
+    device = torch.device("cpu")
+    dtype = torch.float32
+    tokenizer = None
+    tap_ids: tuple[int, ...] = ()
+    info = SimpleNamespace(vocab_size=VOCAB, max_context=4000, eos_token_ids=(), name="counting", width=1)
+
+    def set_taps(self, layer_ids: tuple[int, ...]) -> None:
+        """No layers."""
+
+    def new_cache(self, rows: int, slots: int) -> Any:
+        """Only its size is asked for."""
+        return SimpleNamespace(rows=rows, slots=slots)
+
+    def _logits(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot((ids + 1) % VOCAB, VOCAB).float()
+
+    def prefill(self, ids: torch.Tensor, length: torch.Tensor, cache: Any, chunk: int) -> Any:
+        """Logits after the last token of each row."""
+        last = ids.gather(1, length[:, None] - 1)[:, 0]
+        return SimpleNamespace(logits_BV=self._logits(last), features_BLE=torch.zeros(*ids.shape, 1))
+
+    def verify(self, ids: torch.Tensor, start: torch.Tensor, cache: Any, visible: int) -> Any:
+        """Logits after every token."""
+        return SimpleNamespace(logits_BTV=self._logits(ids), features_BTE=torch.zeros(*ids.shape, 1))
+
+
+def held(engine: Engine, calls: int) -> int:
+    """Bytes that Python holds after so many calls, completions dropped."""
+    request = Request([1], SamplingOptions(max_tokens=501, repetition_penalty=1.1, temperature=0.5))
+    for _ in range(calls):
+        engine.generate([request])
+    engine.completions = []
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+def test_memory_is_constant_over_20000_rounds() -> None:
+    engine = Engine(CountingTarget(), NullProposer(2), EngineOptions())  # type: ignore[arg-type]
+    tracemalloc.start()
+    try:
+        before = held(engine, 2)
+        tensors = sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
+        after = held(engine, 40)
+        assert after - before < 64 * 1024
+        assert sum(isinstance(o, torch.Tensor) for o in gc.get_objects()) <= tensors
+    finally:
+        tracemalloc.stop()
