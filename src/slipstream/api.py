@@ -17,7 +17,7 @@ from slipstream.core.records import Completion, Piece, Request
 from slipstream.decode import DraftProposer, Engine, Report, RequestReport, check
 from slipstream.formats import read_zlab
 from slipstream.model import Drafter
-from slipstream.target import Target, TargetInfo, load_target
+from slipstream.target import Target, TargetInfo, load_target, packed
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 """A text (one user turn, or as it is when raw), a conversation of role/content messages, or ids."""
@@ -282,6 +282,8 @@ def load(
     drafter = None
     if folder is not None:
         drafter = read_zlab(folder, loaded.info, device=loaded.device, dtype=loaded.dtype)
+        if target_options.pack:
+            packed(drafter)
     return Session(loaded, drafter, engine_options, note)
 
 

@@ -68,7 +68,7 @@ class DraftProposer:
         self._target = target
         self._drafter = drafter
         self._context: list[tuple[Tensor, Tensor]] = []
-        self._dtype = drafter.fc.weight.dtype
+        self._dtype = drafter.hidden_norm.weight.dtype
 
     @property
     def block_size(self) -> int:
