@@ -16,6 +16,7 @@ from slipstream.cli.chat import chat
 from slipstream.cli.check import check
 from slipstream.cli.demo import demo
 from slipstream.cli.generate import generate
+from slipstream.cli.train import train
 from slipstream.core.errors import InputError, SlipstreamError
 
 FAILED: Final = 1
@@ -34,7 +35,7 @@ def build_app() -> App:
         default_parameter=Parameter(negative=()),
         suppress_keyboard_interrupt=False,
     )
-    for command in (demo, generate, chat, check):
+    for command in (demo, generate, chat, check, train):
         app.command(command)
     app.meta.default(_launcher(app))
     app.meta.suppress_keyboard_interrupt = False

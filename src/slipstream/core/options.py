@@ -212,3 +212,21 @@ class SynthesisOptions:
     greedy_share: float = 0.85
     answer_tokens: int = 256
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class DrafterOptions:
+    """The shape of a new drafter; everything else about it follows from its target.
+
+    Attributes:
+        layers: draft layers.
+        block_size: slots of a block, the anchor included.
+        taps: target layers whose outputs it reads.
+        mask_token_id: a token that is never said, whose embedding fills the slots; -1 takes the last
+            row of the embedding that ends no text.
+    """
+
+    layers: int = 3
+    block_size: int = 8
+    taps: int = 5
+    mask_token_id: int = -1
