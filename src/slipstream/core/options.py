@@ -200,6 +200,7 @@ class SynthesisOptions:
         prompt_top_k: of the user turns; keeps the unlikely tail out.
         prompt_tokens: longest user turn; longer ones are dropped.
         answer_temperature: of the answers that are sampled.
+        answer_top_k: of the answers that are sampled.
         greedy_share: share of answers decoded greedily.
         answer_tokens: longest answer; longer ones are cut.
         seed: the same options and seed give the same chats.
@@ -209,6 +210,7 @@ class SynthesisOptions:
     prompt_top_k: int = 64
     prompt_tokens: int = 72
     answer_temperature: float = 0.8
+    answer_top_k: int = 64
     greedy_share: float = 0.85
     answer_tokens: int = 256
     seed: int = 0

@@ -144,11 +144,11 @@ def rounding_bound(target: Target, logits_V: Tensor) -> float:
     """How far rounding may move a logit, as an estimate.
 
     Errors of independent roundings grow like a random walk: one rounding to the model's dtype per layer, and
-    one float32 rounding per product term, each relative to the largest logit.
+    one float32 rounding per product term, each at most half an eps of the largest logit.
     """
     info = target.info
-    rounding = torch.finfo(target.dtype).eps * math.sqrt(info.num_layers)
-    summing = 4 * torch.finfo(torch.float32).eps * math.sqrt(info.num_layers * info.width)
+    rounding = torch.finfo(target.dtype).eps / 2 * math.sqrt(info.num_layers)
+    summing = torch.finfo(torch.float32).eps / 2 * math.sqrt(info.num_layers * info.width)
     return float(logits_V.abs().max()) * (rounding + summing)  # host: report
 
 
