@@ -34,6 +34,8 @@ def main() -> None:
         for seed in range(len(prompts))
     ]
     acceptance(session.generate_batch(prompts, sampling))
+    if not options.timed:
+        return
     for draft in (False, True):
         session.generate(prompts[0], slipstream.SamplingOptions(max_tokens=16), draft=draft)
     plain: list[Completion] = []
