@@ -30,7 +30,7 @@ class CountingTarget:
 
     def new_cache(self, rows: int, slots: int) -> Any:
         """Only its size is asked for."""
-        return SimpleNamespace(rows=rows, slots=slots)
+        return SimpleNamespace(rows=rows, slots=slots, clear=lambda slots: None)
 
     def _logits(self, ids: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.one_hot((ids + 1) % VOCAB, VOCAB).float()

@@ -49,6 +49,7 @@ class Engine:
         self.max_context = min(options.max_context, own) if options.max_context else own
         self.completions: list[Completion] = []
         self._cache: TargetCache | None = None
+        self._calls = 0
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Decode all requests, at most `max_rows` side by side; completions in the order of the requests.
@@ -60,25 +61,38 @@ class Engine:
             pass
         return self.completions
 
-    def stream(self, requests: Sequence[Request]) -> Iterator[Piece]:
+    def stream(self, requests: Sequence[Request] | Request) -> Iterator[Piece]:
         """Yield every request's text as it comes; afterwards `completions` holds the whole.
 
+        An engine decodes one call at a time: a later call ends a stream that was not read to its end.
+
         Raises:
-            InputError: a request cannot be decoded; it is named and nothing is decoded.
+            InputError: a request cannot be decoded; it is named and nothing is decoded. While reading: a
+                later call of the same engine has ended this stream.
         """
-        for number, request in enumerate(requests):
+        every = [requests] if isinstance(requests, Request) else list(requests)
+        for number, request in enumerate(every):
             self._check(number, request)
-        return self._stream(list(requests))
+        return self._stream(every)
 
     def _stream(self, requests: list[Request]) -> Iterator[Piece]:
         """Groups of rows, one after another."""
+        self._calls += 1
+        call = self._calls
         self.completions = []
         done: list[Completion] = []
         for first in range(0, len(requests), self.options.max_rows):
             started = time.perf_counter()
             group = requests[first : first + self.options.max_rows]
             trackers = [self._tracker(first + row, request) for row, request in enumerate(group)]
-            yield from self._decode(trackers)
+            for piece in self._decode(trackers):
+                yield piece
+                if self._calls != call:
+                    # The buffers now hold the later call's text; reading on would give a wrong one.
+                    raise InputError(
+                        "a later call of the same engine has ended this stream; read it to its end first, "
+                        "or give each stream an engine of its own"
+                    )
             done += [tracker.completion(started) for tracker in trackers]
         self.completions = done
 
@@ -91,8 +105,10 @@ class Engine:
             yield tracker.first(token, now)
         lengths = [len(tracker.request.prompt_ids) for tracker in trackers]
         running = [tracker.finish_reason is None for tracker in trackers]
-        self._freeze(batch, running)
+        self._freeze(batch, lengths, running)
         while any(running):
+            # Whoever else used the target since the last piece may have set taps of their own.
+            self._set_taps()
             longest = max(lengths) + self.block_size
             rows = run_round(batch, min(_rounded(longest), batch.cache.slots))
             now = time.perf_counter()
@@ -105,13 +121,12 @@ class Engine:
                 running[row] = tracker.finish_reason is None
                 stopped |= not running[row]
             if stopped:
-                self._freeze(batch, running)
+                self._freeze(batch, lengths, running)
 
     def _prefill(self, requests: list[Request]) -> tuple[Batch, list[int]]:
         """Read the prompts and choose each row's first token."""
         target, device = self.target, self.target.device
-        if self.proposer is not None or target.tap_ids:
-            target.set_taps(self.proposer.tap_ids if self.proposer is not None else ())
+        self._set_taps()
         length_B = torch.tensor([len(request.prompt_ids) for request in requests], device=device)
         longest = max(len(request.prompt_ids) for request in requests)
         ids_BL = torch.zeros(len(requests), longest, dtype=torch.int64)
@@ -140,9 +155,12 @@ class Engine:
         longest = max(len(request.prompt_ids) + self._limit(request) for request in requests)
         slots = _rounded(longest + self.block_size)
         if self._cache is None or self._cache.rows != len(requests) or self._cache.slots < slots:
+            self._cache = None  # so that the old buffers are gone before the new ones are made
             self._cache = self.target.new_cache(len(requests), slots)
+        else:
+            self._cache.clear(slots)
         if self.proposer is not None:
-            self.proposer.begin(len(requests), self._cache.slots)
+            self.proposer.begin(len(requests), slots)
         settings = RowSettings.of([request.sampling for request in requests], info.vocab_size, device)
         return Batch(
             target=self.target,
@@ -158,9 +176,21 @@ class Engine:
             active_B=torch.ones_like(length_B),
         )
 
-    def _freeze(self, batch: Batch, running: list[bool]) -> None:
-        """Tell the device which rows still decode."""
+    def _set_taps(self) -> None:
+        """Have the target read what this engine's proposer wants."""
+        wanted = tuple(self.proposer.tap_ids) if self.proposer is not None else ()
+        if self.target.tap_ids != wanted:
+            self.target.set_taps(wanted)
+
+    def _freeze(self, batch: Batch, lengths: list[int], running: list[bool]) -> None:
+        """Tell the device which rows still decode, and send the others back to position 0.
+
+        A last block may overshoot a row's limit. Were the row to stay there, the blocks it still takes part
+        in would pass the end of the buffers, and every pass would read slots that nobody needs.
+        """
         batch.active_B = torch.tensor(running, device=self.target.device).long()
+        batch.length_B = batch.length_B * batch.active_B
+        lengths[:] = [length if runs else 0 for length, runs in zip(lengths, running, strict=True)]
 
     def _limit(self, request: Request) -> int:
         """Most tokens that a request may emit."""

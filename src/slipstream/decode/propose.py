@@ -44,7 +44,7 @@ class Proposer(Protocol):
 
         Args:
             anchor_B: last committed token, at position length_B[b].
-            length_B: context strictly before the anchor.
+            length_B: context strictly before the anchor; 0 in rows that have finished.
             num_drafts: K.
             visible: leading context slots that can hold anything valid.
             chooser: turns draft logits into tokens.
@@ -86,7 +86,9 @@ class DraftProposer:
         if self._context:
             held_rows, _, held_slots, _ = self._context[0][0].shape
             if held_rows == rows and held_slots >= slots:
+                self._clear(slots)
                 return
+            self._context = []
         shape = (rows, config.num_kv_heads, slots, config.head_dim)
         # Zeros, not empty: masked slots must hold finite numbers, as 0 times infinity is not 0.
         self._context = [
@@ -96,6 +98,12 @@ class DraftProposer:
             )
             for _ in range(config.num_layers)
         ]
+
+    def _clear(self, slots: int) -> None:
+        """Zeros where the next call reads: what is masked counts zero times, and only a number does."""
+        for k_BGSC, v_BGSC in self._context:
+            k_BGSC[:, :, :slots].zero_()
+            v_BGSC[:, :, :slots].zero_()
 
     @torch.no_grad()
     def extend(self, features_BLE: Tensor, start_B: Tensor) -> None:

@@ -22,7 +22,7 @@ class Batch:
 
     Attributes:
         anchor_B: last committed token of each row.
-        length_B: its position; context lies strictly before it.
+        length_B: its position; context lies strictly before it. 0 in rows that have finished.
         active_B: 1 while a row decodes, 0 once it has finished (it then stands still).
     """
 
@@ -57,7 +57,7 @@ def run_round(batch: Batch, visible: int) -> list[list[int]]:
     verdict, short_B = accept(batch, proposal, logits_BTV, position_BT)
     if batch.proposer is not None:
         batch.proposer.extend(verified.features_BTE, batch.length_B)
-    rows = _read(verdict, short_B)
+    rows = _read(verdict, short_B & (batch.active_B > 0))
     if any(row[-1] for row in rows):
         # Rare: the likeliest tokens did not reach top_p, so the filter is run again over all of them.
         verdict, short_B = accept(batch, proposal, logits_BTV, position_BT, logits_BTV.shape[-1])

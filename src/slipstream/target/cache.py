@@ -86,6 +86,13 @@ class TargetCache(Cache):  # type: ignore[misc]
     def _empty(self, state: Tensor) -> Tensor:
         return state.new_zeros(self.rows, state.shape[1], self.slots, state.shape[3])
 
+    def clear(self, slots: int) -> None:
+        """Zeros in the leading `slots`, so that a NaN of an earlier text cannot reach the next one."""
+        for pair in self._buffers:
+            if pair is not None:
+                pair[0][:, :, :slots].zero_()
+                pair[1][:, :, :slots].zero_()
+
     def keep(self, row_B: Tensor) -> None:
         """Keeps only the rows `row_B` (int64 indices), in that order."""
         self._buffers = [pair and (pair[0][row_B], pair[1][row_B]) for pair in self._buffers]
