@@ -27,7 +27,12 @@ class Detokenizer:
         self._tail.append(token)
         before = self._decode(self._tail[: self._said])
         now = self._decode(self._tail)
-        if now.endswith(_REPLACEMENT) or len(now) <= len(before):
+        if now.endswith(_REPLACEMENT):
+            return ""
+        if len(now) <= len(before):
+            if self._is_special(token):
+                # A text of nothing but end tokens (ignore_eos) would else grow the tail with each.
+                self._tail.pop()
             return ""
         self._tail = self._tail[self._said :]
         self._said = len(self._tail)
@@ -38,6 +43,11 @@ class Detokenizer:
         if self._tokenizer is None:
             return ""
         return self._decode(self._tail)[len(self._decode(self._tail[: self._said])) :]
+
+    def _is_special(self, token: int) -> bool:
+        """Whether decoding leaves the token out for what it is, not for what it says."""
+        shown = self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return bool(shown) and not self._decode([token])
 
     def _decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
