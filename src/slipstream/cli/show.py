@@ -110,6 +110,8 @@ def check_line(request: RequestReport) -> str:
         alone = "equal"
     else:
         kind = "tie" if request.one_row.is_tie else "DIFFERENT"
+        if request.one_row.at_filter:
+            kind = "tie at a filter's border"
         alone = (
             f"{kind} at token {request.one_row.position} "
             f"(gap {request.one_row.gap:.2g}, rounding explains up to {request.one_row.bound:.2g})"

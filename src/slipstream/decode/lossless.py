@@ -2,7 +2,7 @@
 
 Same shapes (a block whose drafts are never kept) must give the same ids in every dtype. One-row decoding
 runs other matrix products, whose last bits differ; there the ids may part only where the two best scores
-lie closer than rounding can tell.
+lie closer than rounding can tell, or where a filter's border lies so close to one of the two tokens.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.core.options import EngineOptions
+from slipstream.core.options import EngineOptions, SamplingOptions
 from slipstream.core.records import Request
 from slipstream.decode.engine import Engine
 from slipstream.decode.noise import gumbel
-from slipstream.decode.plain import scores_with_history
+from slipstream.decode.plain import scores_with_history, survivors
 from slipstream.decode.propose import NullProposer, Proposer
 from slipstream.target import Target
 
@@ -31,8 +31,11 @@ class Difference:
         position: index among the emitted tokens.
         drafted: token of the drafted text there; -1 past its end.
         plain: token of the plain text there; -1 past its end.
-        gap: by how much the one-row scores prefer `plain` to `drafted`, in logits.
+        gap: distance of the one-row scores of `plain` and `drafted`, in logits; infinite where rounding
+            cannot have led to `drafted` at all.
         bound: the largest gap that rounding may explain at these logits.
+        at_filter: moving logits by no more than the bound has a filter keep or drop one of the two tokens,
+            and that explains the difference.
     """
 
     position: int
@@ -40,11 +43,12 @@ class Difference:
     plain: int
     gap: float
     bound: float
+    at_filter: bool = False
 
     @property
     def is_tie(self) -> bool:
         """Whether rounding explains the difference."""
-        return self.gap <= self.bound
+        return self.at_filter or self.gap <= self.bound
 
 
 @dataclass(frozen=True)
@@ -136,8 +140,9 @@ def _compare(
         # One text goes on where the other ended after equal tokens: never a matter of rounding.
         return Difference(position, pair[0], pair[1], math.inf, 0.0)
     logits_V = _one_row_logits(target, request, plain[:position])
-    gap = _preference(target, request, plain[:position], logits_V, pair[1], pair[0])
-    return Difference(position, pair[0], pair[1], gap, rounding_bound(target, logits_V))
+    bound = rounding_bound(target, logits_V)
+    gap, at_filter = _explain(target, request, plain[:position], logits_V, pair[1], pair[0], bound)
+    return Difference(position, pair[0], pair[1], gap, bound, at_filter)
 
 
 def rounding_bound(target: Target, logits_V: Tensor) -> float:
@@ -174,16 +179,46 @@ def _one_row_logits(target: Target, request: Request, said: Sequence[int]) -> Te
     return logits_V
 
 
-def _preference(
-    target: Target, request: Request, said: Sequence[int], logits_V: Tensor, chosen: int, other: int
-) -> float:
-    """Score of `chosen` minus score of `other`, in logits: noise is scaled back by the temperature."""
+def _explain(
+    target: Target,
+    request: Request,
+    said: Sequence[int],
+    logits_V: Tensor,
+    chosen: int,
+    other: int,
+    bound: float,
+) -> tuple[float, bool]:
+    """Whether rounding turns the choice of `chosen` into that of `other`.
+
+    Returns:
+        The gap and `at_filter` of a `Difference`. Noise counts in logits, scaled back by the temperature.
+    """
     options, prompt = request.sampling, list(request.prompt_ids)
-    ends = set(options.stop_token_ids) | set(target.info.eos_token_ids)
+    ends = set(options.stop_token_ids) | (set() if options.ignore_eos else set(target.info.eos_token_ids))
     scores = scores_with_history(logits_V.tolist(), prompt, list(said), ends, options)  # host: report
     gap = scores[chosen] - scores[other]
-    if options.temperature > 0:
-        position = torch.tensor([[len(prompt) + len(said)]])
-        noise = gumbel(torch.tensor([options.seed]), position, len(scores))[0, 0]
-        gap += options.temperature * float(noise[chosen] - noise[other])  # host: report
-    return gap
+    if options.temperature == 0:
+        return abs(gap), False
+    position = torch.tensor([[len(prompt) + len(said)]])
+    noise = gumbel(torch.tensor([options.seed]), position, len(scores))[0, 0]
+    gap += options.temperature * float(noise[chosen] - noise[other])  # host: report
+    kept = _kept(scores, other, options, 0.0)
+    if not (kept or _kept(scores, other, options, bound)):
+        return math.inf, False
+    # Either a dropped token comes in and wins, or the winner is dropped.
+    enters = not kept and gap <= bound
+    leaves = gap > bound and not _kept(scores, chosen, options, -bound)
+    return abs(gap), enters or leaves
+
+
+def _kept(scores: Sequence[float], token: int, options: SamplingOptions, shift: float) -> bool:
+    """Whether a token survives the filters after moving logits in its favour, or, below 0, to its harm.
+
+    Every logit moves by half of `shift`, so that no two move apart by more. Rivals move against the token:
+    the likelier ones, and, to its harm, those close enough to overtake it. All others move with it, as their
+    mass speaks for it in top-p. Nothing better or worse can happen to it under any of the filters.
+    """
+    least = scores[token] + min(shift, 0.0)
+    rivals = [score > least and v != token for v, score in enumerate(scores)]
+    moved = [score + (-shift if rival else shift) / 2 for score, rival in zip(scores, rivals, strict=True)]
+    return token in survivors([score / options.temperature for score in moved], options)

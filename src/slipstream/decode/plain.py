@@ -40,7 +40,7 @@ def next_token(
     scores = scores_with_history(logits, prompt, said, ends, options)
     if options.temperature == 0:
         return max(range(len(scores)), key=lambda v: (scores[v], -v))
-    kept = _filter([score / options.temperature for score in scores], options)
+    kept = survivors([score / options.temperature for score in scores], options)
     position = torch.tensor([[len(prompt) + len(said)]])
     noise = gumbel(torch.tensor([options.seed]), position, len(scores))[0, 0].tolist()  # host: the oracle
     return max(kept, key=lambda v: (kept[v] + noise[v], -v))
@@ -61,7 +61,7 @@ def scores_with_history(
     return scores
 
 
-def _filter(scores: list[float], options: SamplingOptions) -> dict[int, float]:
+def survivors(scores: list[float], options: SamplingOptions) -> dict[int, float]:
     """Tokens that survive top-k, top-p and min-p, with their scores."""
     order = sorted(range(len(scores)), key=lambda v: -scores[v])
     if options.top_k:
