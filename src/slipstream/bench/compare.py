@@ -18,9 +18,9 @@ Observer = Callable[[int, bool, Piece], None]
 
 DEMO_PROMPTS: Final = (
     "Explain in simple words why the sky is blue.",
-    "Write a Python function that returns the n-th Fibonacci number, and explain how it works.",
     "List ten things to pack for a weekend of hiking, each with a short reason.",
-    "A train leaves at 9:40 and arrives at 13:05. How long does the journey take? Show each step.",
+    "I'm planning a birthday party for a friend. Can you help me with some ideas?",
+    "What are some good habits for staying healthy?",
 )
 WARM_UP_TOKENS: Final = 16
 

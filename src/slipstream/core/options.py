@@ -80,7 +80,8 @@ class EngineOptions:
     """What is bound when an engine is built.
 
     Attributes:
-        block_size: slots of a block, anchor included; 0 takes the drafter's own, 1 decodes plainly.
+        block_size: slots of a block, anchor included; 0 takes the drafter's own (a loaded session: 3 on a CPU
+            in float32, where more slots cost more than they bring), 1 decodes plainly.
         acceptor: `match` keeps drafts that equal the target's choice; `reject` is p/q rejection sampling.
         drafts: `coupled` drafts with the target's noise, `argmax` drafts without noise.
         max_rows: requests decoded side by side.
