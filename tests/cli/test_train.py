@@ -26,6 +26,9 @@ def test_train_makes_a_drafter_and_continues(tmp_path, capsys):
     longer[longer.index("--steps") + 1] = "6"
     assert run(["train", "-t", str(target), "-o", str(out), *longer]) == 0
     assert "continuing at step 4" in capsys.readouterr().err
+    # A run that is already complete only writes its drafter again.
+    assert run(["train", "-t", str(target), "-o", str(out), *longer]) == 0
+    assert "continuing at step 6" in capsys.readouterr().err
 
 
 def test_train_refuses_too_few_chats(tmp_path, capsys):

@@ -29,7 +29,7 @@ LOG_NAME = "log.jsonl"
 
 @dataclass
 class Run:
-    """Everything that changes during training; all of it is in a checkpoint.
+    """Everything that changes during training; all but `recent` is in a checkpoint.
 
     Attributes:
         drafter: the weights being trained, float32.
@@ -38,6 +38,7 @@ class Run:
         step: optimiser steps done.
         seconds: training time so far, over all sittings.
         generator: draws order and anchors.
+        recent: acceptance lengths of the last batches, for the progress lines.
     """
 
     drafter: Drafter
@@ -251,8 +252,13 @@ def _check_features(config: DraftConfig, store: FeatureStore) -> None:
 
 def _line(run: Run) -> str:
     """One line of progress."""
-    mean = sum(run.recent) / max(len(run.recent), 1)
+    mean = _recent_mean(run)
     return f"step {run.step}, {run.seconds / 60:.1f} min, training acceptance length {mean:.3f}"
+
+
+def _recent_mean(run: Run) -> float:
+    """Mean acceptance length of the last batches of this sitting; 0.0 before the first."""
+    return sum(run.recent) / max(len(run.recent), 1)
 
 
 def _note(
@@ -265,7 +271,7 @@ def _note(
     entry = {
         "step": run.step,
         "seconds": round(run.seconds, 1),
-        "training": sum(run.recent) / len(run.recent),
+        "training": _recent_mean(run),
     }
     with (folder / LOG_NAME).open("a") as log:
         log.write(json.dumps(entry | asdict(forecast)) + "\n")
