@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 import slipstream
+from slipstream.bench import total_acceptance, total_rate
 from slipstream.core.records import Completion
 
 
@@ -49,20 +50,17 @@ def main() -> None:
 def acceptance(drafted: list[Completion]) -> None:
     """Acceptance length: micro is over all rounds, macro the mean of the prompts' own figures."""
     rounds = sum(c.rounds for c in drafted)
-    micro = sum(c.emitted_in_rounds for c in drafted) / rounds
     macro = sum(c.acceptance_length for c in drafted) / len(drafted)
     counts = zip(*(c.accepted_per_position for c in drafted), strict=True)
     tokens = sum(c.completion_tokens for c in drafted)
+    micro = total_acceptance(drafted)
     print(f"{len(drafted)} prompts, {tokens} tokens, acceptance length: micro {micro:.3f}, macro {macro:.3f}")
     print("kept per position:", " ".join(f"{sum(kept) / rounds:.3f}" for kept in counts), flush=True)
 
 
 def speed(plain: list[Completion], drafted: list[Completion]) -> None:
     """Decode-only rates of the same prompts, and whether the texts are equal."""
-    rates = [
-        sum(c.completion_tokens - 1 for c in done) / sum(c.decode_s for c in done)
-        for done in (plain, drafted)
-    ]
+    rates = total_rate(plain), total_rate(drafted)
     equal = sum(a.token_ids == b.token_ids for a, b in zip(plain, drafted, strict=True))
     print(f"timed {len(plain)}: same text {equal}, tokens/s plain {rates[0]:.1f}, drafted {rates[1]:.1f}")
     print(f"ratio of decode rates {rates[1] / rates[0]:.2f}")

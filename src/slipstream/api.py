@@ -290,7 +290,6 @@ def load(
         drafter = read_zlab(folder, loaded.info, device=loaded.device, dtype=loaded.dtype)
         if target_options.pack:
             packed(drafter)
-    if drafter is not None:
         engine_options = _with_block(engine_options, loaded, drafter)
     return Session(loaded, drafter, engine_options, note)
 

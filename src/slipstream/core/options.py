@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -68,6 +68,10 @@ class SamplingOptions:
         for name, good, range_ in checks:
             if not good:
                 raise InputError(f"{name} must be {range_}, not {getattr(self, name)!r}")
+
+    def end_ids(self, eos_token_ids: Iterable[int]) -> frozenset[int]:
+        """Ids that end this request's text, given the model's own end tokens."""
+        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(eos_token_ids))
 
     @property
     def has_penalties(self) -> bool:

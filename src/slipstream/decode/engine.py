@@ -198,12 +198,8 @@ class Engine:
 
     def _tracker(self, index: int, request: Request) -> Tracker:
         """Follow one request."""
-        ends = set(request.sampling.stop_token_ids)
-        if not request.sampling.ignore_eos:
-            ends |= set(self.target.info.eos_token_ids)
-        return Tracker(
-            index, request, self._limit(request), frozenset(ends), self.block_size, self.target.tokenizer
-        )
+        ends = request.sampling.end_ids(self.target.info.eos_token_ids)
+        return Tracker(index, request, self._limit(request), ends, self.block_size, self.target.tokenizer)
 
     def _check(self, number: int, request: Request) -> None:
         """Refuse what cannot be decoded."""

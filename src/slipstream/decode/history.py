@@ -48,8 +48,7 @@ class History:
             self._least_B = torch.tensor([o.min_tokens for o in options], device=device)
             self._ends_BV = torch.zeros(shape, dtype=torch.bool, device=device)
             for row, option in enumerate(options):
-                ends = [*option.stop_token_ids, *(() if option.ignore_eos else eos_token_ids)]
-                self._ends_BV[row, ends] = True
+                self._ends_BV[row, list(option.end_ids(eos_token_ids))] = True
 
     def adjust(self, logits_BTV: Tensor, drafts_BK: Tensor, position_BT: Tensor) -> Tensor:
         """Logits as each slot's own history makes them.

@@ -194,7 +194,7 @@ def _explain(
         The gap and `at_filter` of a `Difference`. Noise counts in logits, scaled back by the temperature.
     """
     options, prompt = request.sampling, list(request.prompt_ids)
-    ends = set(options.stop_token_ids) | (set() if options.ignore_eos else set(target.info.eos_token_ids))
+    ends = set(options.end_ids(target.info.eos_token_ids))
     scores = scores_with_history(logits_V.tolist(), prompt, list(said), ends, options)  # host: report
     gap = scores[chosen] - scores[other]
     if options.temperature == 0:

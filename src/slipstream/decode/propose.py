@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -172,4 +171,4 @@ def _draw(logits_BKV: Tensor, position_BK: Tensor, settings: RowSettings) -> Pro
     """Sample drafts and keep the distribution they came from."""
     q_BKV, _ = distribution(logits_BKV, settings)
     noise_BKV = gumbel(settings.seed_B, position_BK, logits_BKV.shape[-1], DRAFT)
-    return replace(Proposal((q_BKV.log() + noise_BKV).argmax(-1)), q_BKV=q_BKV)
+    return Proposal((q_BKV.log() + noise_BKV).argmax(-1), q_BKV)

@@ -1,6 +1,12 @@
-"""Who may see whom while decoding: fixed context buffers, one block per row."""
+"""Who may see whom: the two rules of a draft layer, and the masks of decoding made from them.
+
+A block's query sees context strictly before its anchor, and slots of its own block; both only inside the
+layer's window, and a causal layer's query no later slot (DFlash, arXiv 2602.06036, section 4.1).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -22,25 +28,46 @@ def decode_masks(config: DraftConfig, length_B: Tensor, num_slots: int, num_bloc
     Returns:
         masks of shape [B, 1, T, S + T], True where the query may look.
     """
-    made: dict[tuple[int | None, bool], Tensor] = {}
+
+    def one(window: int | None, causal: bool) -> Tensor:
+        context = context_mask(length_B, num_slots, num_block, window)
+        block = block_mask(num_block, window, causal, length_B.device).expand(len(length_B), -1, -1)
+        return torch.cat([context, block], dim=-1)[:, None]
+
+    return per_layer(config, one)
+
+
+def per_layer(config: DraftConfig, make: Callable[[int | None, bool], Tensor]) -> tuple[Tensor, ...]:
+    """`make(window, causal)` for every draft layer, called once for each kind of layer."""
     kinds = list(zip(config.windows, config.causal, strict=True))
-    for window, causal in kinds:
-        if (window, causal) not in made:
-            made[window, causal] = _one_mask(length_B, num_slots, num_block, window, causal)
+    made = {kind: make(*kind) for kind in dict.fromkeys(kinds)}
     return tuple(made[kind] for kind in kinds)
 
 
-def _one_mask(length_B: Tensor, num_slots: int, num_block: int, window: int | None, causal: bool) -> Tensor:
-    """[context | block] for one kind of layer."""
-    device = length_B.device
-    slot_S = torch.arange(num_slots, device=device)
+def context_mask(anchor: Tensor, num_slots: int, num_block: int, window: int | None) -> Tensor:
+    """Context strictly before the anchor and inside the window.
+
+    Args:
+        anchor: positions of anchors, any shape.
+        num_slots: S, context slots; slot s holds position s.
+        num_block: T, slots of a block, at positions anchor, anchor + 1, ...
+        window: of the layer.
+
+    Returns:
+        Bool of shape [*anchor.shape, T, S].
+    """
+    slot_S = torch.arange(num_slots, device=anchor.device)
+    seen = (slot_S < anchor[..., None])[..., None, :].expand(*anchor.shape, num_block, num_slots)
+    if window is None:
+        return seen
+    query = anchor[..., None] + torch.arange(num_block, device=anchor.device)
+    return seen & (query[..., None] - slot_S < window)
+
+
+def block_mask(num_block: int, window: int | None, causal: bool, device: torch.device) -> Tensor:
+    """Slots of one block that see one another, bool of shape [T, T]."""
     offset_T = torch.arange(num_block, device=device)
-    context = (slot_S < length_B[:, None])[:, None].expand(-1, num_block, -1)
     distance = offset_T[:, None] - offset_T
-    block = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
-    if window is not None:
-        position = length_B[:, None, None] + offset_T[:, None]
-        context = context & (position - slot_S < window)
-        # Future slots of a bidirectional block are inside the window on the same terms as past ones.
-        block = block & (distance.abs() < window)
-    return torch.cat([context, block.expand(len(length_B), -1, -1)], dim=-1)[:, None]
+    seen = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
+    # Later slots of a bidirectional block are inside the window on the same terms as earlier ones.
+    return seen if window is None else seen & (distance.abs() < window)
