@@ -36,6 +36,9 @@ class ScriptedProposer:
     def begin(self, rows: int, slots: int) -> None:
         """Nothing to remember."""
 
+    def admit(self, features_BLE: Tensor, row_B: Tensor) -> None:
+        """Nothing to remember."""
+
     def extend(self, features_BLE: Tensor, start_B: Tensor) -> None:
         """Nothing to remember."""
 

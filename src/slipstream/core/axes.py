@@ -19,5 +19,5 @@ LEGEND: Final[dict[str, str]] = {
     "V": "vocabulary",
     "A": "anchors of a training sequence",
     "F": "feed-forward width",
-    "J": "stored teacher candidates per position",
+    "J": "likeliest tokens of a position: those stored of a teacher, or those that a filter looks at",
 }

@@ -198,16 +198,19 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class SynthesisOptions:
-    """How the target writes its own chats.
+    """How the target writes chats.
 
     Attributes:
         prompt_temperature: of the user turns; high, for variety.
         prompt_top_k: of the user turns; keeps the unlikely tail out.
         prompt_tokens: longest user turn; longer ones are dropped.
         answer_temperature: of the answers that are sampled.
-        answer_top_k: of the answers that are sampled.
-        greedy_share: share of answers decoded greedily.
+        answer_top_k: of the answers that are sampled; 0 keeps all tokens.
+        greedy_share: share of chats whose answers are decoded greedily.
         answer_tokens: longest answer; longer ones are cut.
+        turns: most questions of a chat.
+        follow_share: how often a chat goes on after an answer, while it has turns left.
+        thinking: passed to the chat template as `enable_thinking`; none leaves it to the template.
         seed: the same options and seed give the same chats.
     """
 
@@ -216,8 +219,11 @@ class SynthesisOptions:
     prompt_tokens: int = 72
     answer_temperature: float = 0.8
     answer_top_k: int = 64
-    greedy_share: float = 0.85
+    greedy_share: float = 0.6
     answer_tokens: int = 256
+    turns: int = 3
+    follow_share: float = 0.3
+    thinking: bool | None = None
     seed: int = 0
 
 

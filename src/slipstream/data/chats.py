@@ -1,60 +1,82 @@
-"""Chats on disk: JSONL records of what the target said; reading, writing and the chat template's seams."""
+"""Chats on disk: JSONL records of what the target read and said, as token ids.
+
+Not a reader of other people's layouts (`readers`), and not a view of templates (`render`).
+"""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from slipstream.core.errors import InputError
-
-# A user's text that no template alters, so that the rendered text can be cut around it.
-_SENTINEL = "SENTINEL-5f2d"
+from slipstream.core.files import replacing
+from slipstream.data.render import Message, Span
 
 
 @dataclass(frozen=True)
 class Chat:
-    """One prompt and the target's answer, as the token ids that the target saw and said.
+    """One token sequence with the spans that the target said.
 
     Attributes:
-        user: the user's text; empty where only ids are known.
-        prompt_ids: template, user turn and the opening of the answer.
-        answer_ids: what the target said, its end token included if it came.
-        temperature: at which the answer was decoded.
+        token_ids: prompt and answers as the target saw them.
+        answers: spans of the answers, ascending.
+        messages: the same as text; empty where only ids are known.
+        temperature: at which the answers were decoded; None where that is not known.
+        thinking: the template's thinking mode; None where none was stated.
+        number: of the chat in what made it; resumption goes on after it.
     """
 
-    user: str
-    prompt_ids: tuple[int, ...]
-    answer_ids: tuple[int, ...]
-    temperature: float
+    token_ids: tuple[int, ...]
+    answers: tuple[Span, ...]
+    messages: tuple[Message, ...] = ()
+    temperature: float | None = None
+    thinking: bool | None = None
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse spans that are empty, overlap or leave the sequence.
+
+        Raises:
+            InputError: names the span.
+        """
+        last = 1  # the first token has nothing before it that could predict it
+        for start, end in self.answers:
+            if not last <= start < end <= len(self.token_ids):
+                raise InputError(
+                    f"answer span [{start}, {end}] is empty, out of order, at the very start or outside "
+                    f"a sequence of {len(self.token_ids)} tokens"
+                )
+            last = end
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens that the target said."""
+        return sum(end - start for start, end in self.answers)
 
 
-@dataclass(frozen=True)
-class Seams:
-    """What the chat template puts around a first user turn."""
-
-    before: str
-    after: str
+def to_line(chat: Chat) -> str:
+    """One line of JSON, its end included."""
+    return json.dumps(asdict(chat), ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
-def template_seams(tokenizer: Any) -> Seams:
-    """Cut the rendered template around the user's text.
+def from_record(raw: Any) -> Chat:
+    """A chat from its parsed line.
 
     Raises:
-        InputError: the tokenizer has no chat template, or the template changes the user's text.
+        InputError: a span does not fit.
+        ValueError, KeyError, TypeError: it is not a record of ours.
     """
-    if getattr(tokenizer, "chat_template", None) is None:
-        raise InputError("the target's tokenizer has no chat template, so it cannot write its own chats")
-    rendered = tokenizer.apply_chat_template(
-        [{"role": "user", "content": _SENTINEL}], tokenize=False, add_generation_prompt=True
+    return Chat(
+        tuple(int(token) for token in raw["token_ids"]),
+        tuple((int(start), int(end)) for start, end in raw["answers"]),
+        tuple(dict(message) for message in raw.get("messages", ())),
+        raw.get("temperature"),
+        raw.get("thinking"),
+        int(raw.get("number", 0)),
     )
-    before, found, after = rendered.partition(_SENTINEL)
-    if not found:
-        raise InputError("the target's chat template changes the user's text, so its turns cannot be opened")
-    return Seams(before, after)
 
 
 def write_chats(path: Path, chats: Iterable[Chat], force: bool = False) -> None:
@@ -63,33 +85,6 @@ def write_chats(path: Path, chats: Iterable[Chat], force: bool = False) -> None:
     Raises:
         InputError: the file exists and `force` is not set.
     """
-    if path.exists() and not force:
-        raise InputError(f"{path} exists already; --force overwrites it")
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with replacing(path, force) as file:
         for chat in chats:
-            file.write(json.dumps(asdict(chat), ensure_ascii=False) + "\n")
-    os.replace(temporary, path)
-
-
-def read_chats(path: Path) -> list[Chat]:
-    """Read JSONL written by `write_chats`.
-
-    Raises:
-        InputError: the file or one of its lines cannot be read; the line is named.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InputError(f"cannot read chats from {path}: {error.strerror}") from error
-    return [_parse(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-
-
-def _parse(path: Path, number: int, line: str) -> Chat:
-    """One line of JSON to a chat."""
-    try:
-        raw = json.loads(line)
-        ids: Sequence[Sequence[int]] = (raw["prompt_ids"], raw["answer_ids"])
-        return Chat(str(raw["user"]), tuple(ids[0]), tuple(ids[1]), float(raw["temperature"]))
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}, line {number}, is not a chat record") from error
+            file.write(to_line(chat))

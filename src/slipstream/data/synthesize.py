@@ -1,87 +1,188 @@
 """The target writes its own chats: user turns sampled from its opened chat template, then its own answers.
 
-No data set is needed, and the text is exactly of the kind that the drafter will have to predict.
+No data set is needed, and the text is exactly of the kind that the drafter will have to predict. Every chat is a
+function of the options and its number, so chats can be made in any number of sittings.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.core.errors import InputError
 from slipstream.core.options import SamplingOptions, SynthesisOptions
-from slipstream.core.records import Request
-from slipstream.data.chats import Chat, template_seams
-from slipstream.decode import Engine
+from slipstream.core.records import Completion, Request
+from slipstream.data.chats import Chat
+from slipstream.data.render import Rendered, Renderer
+
+Generate = Callable[[Sequence[Request]], Sequence[Completion]]
+"""Whatever decodes requests with the target: an engine, or a server."""
+
+#: Most chats made at once. They are lost when the program is killed, and more of them keep the rows full.
+WAVE = 1024
+# So many waves without a new chat mean that there is nothing more to come.
+_BARREN = 5
+
+
+@dataclass
+class _Growing:
+    """A chat while it is being written."""
+
+    number: int
+    temperature: float
+    turns: int
+    messages: list[dict[str, str]] = field(default_factory=list)
+    prompt_ids: tuple[int, ...] = ()
+    answer_ids: tuple[int, ...] = ()
+    document: Rendered | None = None
 
 
 def synthesize(
-    engine: Engine, count: int, options: SynthesisOptions, report: Callable[[str], None] | None = None
-) -> Iterator[Chat]:
-    """Yield `count` chats with distinct user turns.
+    generate: Generate,
+    renderer: Renderer,
+    tokenizer: Any,
+    count: int,
+    options: SynthesisOptions,
+    done: Iterable[Chat] = (),
+) -> Iterator[list[Chat]]:
+    """Yield waves of chats with distinct first turns until there are `count`.
 
     Args:
-        engine: decodes the target, best plainly and with many rows.
-        count: chats wanted.
-        options: temperatures, lengths and seed; the same options give the same chats.
-        report: gets a line of progress per batch.
+        generate: decodes with the target, best many requests at once.
+        renderer: of the target's chat template.
+        tokenizer: of the target.
+        count: chats wanted, those done included.
+        options: temperatures, lengths, turns and seed.
+        done: chats of an earlier sitting with the same options; what follows is as if it had not been stopped.
 
     Raises:
         InputError: the target has no usable chat template, or keeps repeating the same few user turns.
     """
-    tokenizer: Any = engine.target.tokenizer
-    seams = template_seams(tokenizer)
-    opening = tuple(tokenizer(seams.before, add_special_tokens=False).input_ids)
-    seen: set[str] = set()
-    done = barren = batch = 0
-    while done < count:
-        turns = _user_turns(engine, opening, options, batch)
-        fresh = [turn for turn in dict.fromkeys(turns) if turn not in seen][: count - done]
+    earlier = list(done)
+    seen = {str(chat.messages[0]["content"]) for chat in earlier}
+    made, number = len(earlier), max((chat.number + 1 for chat in earlier), default=0)
+    barren = 0
+    while made < count:
+        size = min(WAVE, (count - made) * 9 // 8 + 2)
+        growing = [_begin(n, options) for n in range(number, number + size)]
+        number += size
+        fresh = _ask(generate, renderer, growing, options, seen)
+        seen.update(chat.messages[0]["content"] for chat in fresh[: count - made])
         barren = 0 if fresh else barren + 1
-        if barren == 5:
+        if barren == _BARREN:
             raise InputError(
-                f"the target wrote no new user turn in 5 batches; {done} of {count} chats were made"
+                f"the target wrote no new user turn in {_BARREN} batches; {made} of {count} chats were made"
             )
-        seen.update(fresh)
-        yield from _answers(engine, fresh, options, batch)
-        done, batch = done + len(fresh), batch + 1
-        if report is not None:
-            report(f"{done} of {count} chats")
+        wave = _converse(generate, renderer, tokenizer, fresh[: count - made], options)
+        made += len(wave)
+        yield wave
 
 
-def _user_turns(engine: Engine, opening: tuple[int, ...], options: SynthesisOptions, batch: int) -> list[str]:
-    """Sample one batch of user turns; those cut off by the length limit are dropped."""
-    sampling = SamplingOptions(
-        temperature=options.prompt_temperature, top_k=options.prompt_top_k, max_tokens=options.prompt_tokens
-    )
-    rows = engine.options.max_rows
-    seeds = [options.seed * 1_000_003 + batch * rows + row for row in range(rows)]
-    requests = [Request(opening, replace(sampling, seed=seed)) for seed in seeds]
-    completions = engine.generate(requests)
-    turns = [completion.text.strip() for completion in completions if completion.finish_reason == "stop"]
-    return [turn for turn in turns if turn]
+def seed_of(options: SynthesisOptions, number: int, purpose: str) -> int:
+    """The sampling seed of one piece of one chat."""
+    return random.Random(f"{options.seed}/{number}/{purpose}").getrandbits(62)
 
 
-def _answers(engine: Engine, turns: list[str], options: SynthesisOptions, batch: int) -> list[Chat]:
-    """Answer every turn, a stated share greedily and the rest sampled."""
-    tokenizer: Any = engine.target.tokenizer
-    draw = random.Random(f"{options.seed}/{batch}")
-    requests = []
-    for number, turn in enumerate(turns):
-        ids = tokenizer.apply_chat_template(
-            [{"role": "user", "content": turn}], add_generation_prompt=True, return_dict=False
+def _begin(number: int, options: SynthesisOptions) -> _Growing:
+    """Decide what the chat's number decides: temperature and turns."""
+    draw = random.Random(f"{options.seed}/{number}")
+    greedy = draw.random() < options.greedy_share
+    turns = 1
+    while turns < options.turns and draw.random() < options.follow_share:
+        turns += 1
+    return _Growing(number, 0.0 if greedy else options.answer_temperature, turns)
+
+
+def _ask(
+    generate: Generate,
+    renderer: Renderer,
+    growing: list[_Growing],
+    options: SynthesisOptions,
+    seen: set[str] | None = None,
+) -> list[_Growing]:
+    """Sample the next user turn of every chat; those with an empty, endless or repeated one are dropped."""
+    requests = [
+        Request(
+            renderer.user_opening_ids(chat.messages),
+            SamplingOptions(
+                temperature=options.prompt_temperature,
+                top_k=options.prompt_top_k,
+                max_tokens=options.prompt_tokens,
+                seed=seed_of(options, chat.number, f"user {len(chat.messages)}"),
+            ),
         )
-        temperature = 0.0 if draw.random() < options.greedy_share else options.answer_temperature
+        for chat in growing
+    ]
+    used = set(seen or ())
+    kept = []
+    for chat, completion in zip(growing, generate(requests), strict=True):
+        turn = completion.text.strip()
+        if completion.finish_reason != "stop" or not turn or (seen is not None and turn in used):
+            continue
+        used.add(turn)
+        chat.messages.append({"role": "user", "content": turn})
+        kept.append(chat)
+    return kept
+
+
+def _converse(
+    generate: Generate,
+    renderer: Renderer,
+    tokenizer: Any,
+    growing: list[_Growing],
+    options: SynthesisOptions,
+) -> list[Chat]:
+    """Answer, ask on, answer again, until every chat has its turns."""
+    going, turn = growing, 1
+    while going:
+        _answer(generate, renderer, tokenizer, going, options)
+        # An answer that was cut off is no turn that anyone would reply to.
+        going = [chat for chat in going if chat.turns > turn and chat.messages[-1]["role"] == "assistant"]
+        going = _ask(generate, renderer, going, options) if going else []
+        turn += 1
+    return [_finished(chat, options) for chat in growing if chat.document is not None]
+
+
+def _answer(
+    generate: Generate,
+    renderer: Renderer,
+    tokenizer: Any,
+    growing: list[_Growing],
+    options: SynthesisOptions,
+) -> None:
+    """Add the target's answer to every chat."""
+    requests = []
+    for chat in growing:
         sampling = SamplingOptions(
-            temperature=temperature,
-            seed=options.seed + batch * 4096 + number,
+            temperature=chat.temperature,
+            top_k=options.answer_top_k if chat.temperature else 0,
+            seed=seed_of(options, chat.number, f"answer {len(chat.messages)}"),
             max_tokens=options.answer_tokens,
         )
-        requests.append(Request(tuple(ids), sampling))
-    completions = engine.generate(requests)
-    return [
-        Chat(turn, tuple(request.prompt_ids), completion.token_ids, request.sampling.temperature)
-        for turn, request, completion in zip(turns, requests, completions, strict=True)
-    ]
+        requests.append(Request(renderer.prompt_ids(chat.messages), sampling))
+    for chat, request, completion in zip(growing, requests, generate(requests), strict=True):
+        chat.document = _extended(chat.document, tuple(request.prompt_ids), tuple(completion.token_ids))
+        if completion.finish_reason == "stop":
+            text = tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+            chat.messages.append({"role": "assistant", "content": text})
+
+
+def _extended(held: Rendered | None, prompt: tuple[int, ...], answer: tuple[int, ...]) -> Rendered:
+    """The chat so far with one more answer; earlier ones count where the new prompt begins with them."""
+    earlier = held.answers if held is not None and prompt[: len(held.token_ids)] == held.token_ids else ()
+    return Rendered(prompt + answer, (*earlier, (len(prompt), len(prompt) + len(answer))))
+
+
+def _finished(chat: _Growing, options: SynthesisOptions) -> Chat:
+    assert chat.document is not None
+    messages = tuple(chat.messages)
+    return Chat(
+        chat.document.token_ids,
+        chat.document.answers,
+        messages,
+        chat.temperature,
+        options.thinking,
+        chat.number,
+    )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from slipstream.core.errors import InputError
-from slipstream.core.options import EngineOptions
+from slipstream.core.options import EngineOptions, SamplingOptions
 from slipstream.core.records import Completion, Piece, Request
 from slipstream.decode.history import History
 from slipstream.decode.propose import Proposer, make_chooser
@@ -20,6 +21,10 @@ from slipstream.target.cache import TargetCache
 
 #: Buffers and visible slots come in such steps, so that shapes repeat.
 _STEP = 64
+#: Newcomers wait until one in so many rows is free, so that they are read together.
+_ADMIT = 16
+#: Stands in rows that nobody uses.
+_NOBODY = Request((0,), SamplingOptions())
 
 
 class Engine:
@@ -76,121 +81,161 @@ class Engine:
         return self._stream(every)
 
     def _stream(self, requests: list[Request]) -> Iterator[Piece]:
-        """Groups of rows, one after another."""
+        """Decode until every request has finished; a row that falls free is given to the next in line."""
         self._calls += 1
         call = self._calls
         self.completions = []
-        done: list[Completion] = []
-        for first in range(0, len(requests), self.options.max_rows):
-            started = time.perf_counter()
-            group = requests[first : first + self.options.max_rows]
-            trackers = [self._tracker(first + row, request) for row, request in enumerate(group)]
-            for piece in self._decode(trackers):
-                yield piece
-                if self._calls != call:
-                    # The buffers now hold the later call's text; reading on would give a wrong one.
-                    raise InputError(
-                        "a later call of the same engine has ended this stream; read it to its end first, "
-                        "or give each stream an engine of its own"
-                    )
-            done += [tracker.completion(started) for tracker in trackers]
-        self.completions = done
+        if not requests:
+            return
+        done: dict[int, Completion] = {}
+        for piece in self._decode(requests, done):
+            yield piece
+            if self._calls != call:
+                # The buffers now hold the later call's text; reading on would give a wrong one.
+                raise InputError(
+                    "a later call of the same engine has ended this stream; read it to its end first, "
+                    "or give each stream an engine of its own"
+                )
+        self.completions = [done[number] for number in range(len(requests))]
 
     @torch.no_grad()
-    def _decode(self, trackers: list[Tracker]) -> Iterator[Piece]:
-        """Prefill, then rounds until every row has finished."""
-        batch, first_tokens = self._prefill([tracker.request for tracker in trackers])
-        now = time.perf_counter()
-        for tracker, token in zip(trackers, first_tokens, strict=True):
-            yield tracker.first(token, now)
-        lengths = [len(tracker.request.prompt_ids) for tracker in trackers]
-        running = [tracker.finish_reason is None for tracker in trackers]
-        self._freeze(batch, lengths, running)
-        while any(running):
+    def _decode(self, requests: list[Request], done: dict[int, Completion]) -> Iterator[Piece]:
+        """Rounds over all rows; between them newcomers are read into rows that are free."""
+        trackers = deque(self._tracker(number, request) for number, request in enumerate(requests))
+        rows = min(len(requests), self.options.max_rows)
+        batch = self._new_batch(requests, rows)
+        table: list[Tracker | None] = [None] * rows
+        lengths = [0] * rows
+        while trackers or any(table):
             # Whoever else used the target since the last piece may have set taps of their own.
             self._set_taps()
-            longest = max(lengths) + self.block_size
-            rows = run_round(batch, min(_rounded(longest), batch.cache.slots))
-            now = time.perf_counter()
-            stopped = False
-            for row, (tracker, tokens) in enumerate(zip(trackers, rows, strict=True)):
-                if not running[row]:
-                    continue
-                lengths[row] += len(tokens)
-                yield tracker.round(tokens, now)
-                running[row] = tracker.finish_reason is None
-                stopped |= not running[row]
-            if stopped:
-                self._freeze(batch, lengths, running)
+            free = [row for row, tracker in enumerate(table) if tracker is None]
+            pieces = []
+            if trackers and len(free) >= max(1, rows // _ADMIT):
+                admitted = free[: len(trackers)]
+                for row in admitted:
+                    table[row] = trackers.popleft()
+                pieces = self._admit(batch, table, admitted, lengths)
+            elif len(free) < rows:
+                visible = min(_rounded(max(lengths) + self.block_size), batch.slots)
+                pieces = self._advance(batch, table, lengths, visible)
+            yield from pieces
+            if self._release(table, lengths, done):
+                self._refresh(batch, table)
 
-    def _prefill(self, requests: list[Request]) -> tuple[Batch, list[int]]:
-        """Read the prompts and choose each row's first token."""
-        target, device = self.target, self.target.device
-        self._set_taps()
-        length_B = torch.tensor([len(request.prompt_ids) for request in requests], device=device)
-        longest = max(len(request.prompt_ids) for request in requests)
-        ids_BL = torch.zeros(len(requests), longest, dtype=torch.int64)
-        for row, request in enumerate(requests):
-            ids_BL[row, : len(request.prompt_ids)] = torch.tensor(list(request.prompt_ids))
-        batch = self._new_batch(requests, length_B)
-        filled = target.prefill(ids_BL.to(device), length_B, batch.cache, self.options.prefill_chunk)
+    def _admit(
+        self, batch: Batch, table: list[Tracker | None], admitted: list[int], lengths: list[int]
+    ) -> list[Piece]:
+        """Read the prompts of the rows just filled and choose their first tokens."""
+        started, device = time.perf_counter(), self.target.device
+        newcomers = [tracker for row in admitted if (tracker := table[row]) is not None]
+        prompts = [tracker.request.prompt_ids for tracker in newcomers]
+        row_B = torch.tensor(admitted, device=device)
+        length_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        ids_BL = torch.zeros(len(prompts), int(max(map(len, prompts))), dtype=torch.int64)
+        for place, prompt in enumerate(prompts):
+            ids_BL[place, : len(prompt)] = torch.tensor(list(prompt))
+        batch.cache.clear(row_B)
+        filled = self.target.prefill(
+            ids_BL.to(device), length_B, batch.cache, self.options.prefill_chunk, row_B
+        )
         if self.proposer is not None:
-            self.proposer.extend(filled.features_BLE, torch.zeros_like(length_B))
-        drafts_BK = length_B.new_empty(len(requests), 0)
-        logits_BTV = batch.history.adjust(filled.logits_BV[:, None], drafts_BK, length_B[:, None])
-        tokens_B1 = self._first_choice(batch, logits_BTV)
-        batch.history.add(tokens_B1, torch.ones_like(length_B))
-        batch.anchor_B = tokens_B1[:, 0]
-        tokens: list[int] = batch.anchor_B.tolist()  # host: first tokens, once per prefill
-        return batch, tokens
+            self.proposer.admit(filled.features_BLE, row_B)
+        tokens = self._first_choice([tracker.request for tracker in newcomers], filled.logits_BV, length_B)
+        now = time.perf_counter()
+        pieces = []
+        for row, tracker, token in zip(admitted, newcomers, tokens.tolist(), strict=True):  # host: first tokens
+            tracker.started_at = started
+            lengths[row] = len(tracker.request.prompt_ids)
+            pieces.append(tracker.first(token, now))
+        batch.anchor_B = batch.anchor_B.index_copy(0, row_B, tokens)
+        batch.length_B = batch.length_B.index_copy(0, row_B, length_B)
+        self._refresh(batch, table)
+        return pieces
 
-    def _first_choice(self, batch: Batch, logits_BTV: torch.Tensor) -> torch.Tensor:
-        """The target's own choice in every mode; top-p sorts all tokens here, as it runs only once."""
-        position_BT = batch.length_B[:, None]
-        return choose(logits_BTV, position_BT, batch.settings, logits_BTV.shape[-1]).ids_BT
-
-    def _new_batch(self, requests: list[Request], length_B: torch.Tensor) -> Batch:
-        """Device state of a batch; buffers of an earlier call serve again where they fit."""
+    def _first_choice(
+        self, requests: list[Request], logits_BV: torch.Tensor, length_B: torch.Tensor
+    ) -> torch.Tensor:
+        """The target's own choice in every mode; filters look at all tokens here, as it runs only once."""
         info, device = self.target.info, self.target.device
+        history = History(requests, info.vocab_size, info.eos_token_ids, device)
+        settings = RowSettings.of([request.sampling for request in requests], info.vocab_size, device)
+        position_BT = length_B[:, None]
+        logits_BTV = history.adjust(logits_BV[:, None], length_B.new_empty(len(requests), 0), position_BT)
+        return choose(logits_BTV, position_BT, settings, info.vocab_size).ids_BT[:, 0]
+
+    def _advance(
+        self, batch: Batch, table: list[Tracker | None], lengths: list[int], visible: int
+    ) -> list[Piece]:
+        """One round; the pieces of the rows that decode."""
+        rows = run_round(batch, visible)
+        now = time.perf_counter()
+        pieces = []
+        for row, (tracker, tokens) in enumerate(zip(table, rows, strict=True)):
+            if tracker is not None:
+                lengths[row] += len(tokens)
+                pieces.append(tracker.round(tokens, now))
+        return pieces
+
+    def _release(
+        self, table: list[Tracker | None], lengths: list[int], done: dict[int, Completion]
+    ) -> bool:
+        """Free the rows of finished requests; whether there were any."""
+        finished = [row for row, tracker in enumerate(table) if tracker is not None and tracker.finish_reason]
+        for row in finished:
+            tracker = table[row]
+            assert tracker is not None
+            done[tracker.index] = tracker.completion(tracker.started_at)
+            table[row], lengths[row] = None, 0
+        return bool(finished)
+
+    def _new_batch(self, requests: list[Request], rows: int) -> Batch:
+        """Device state of a batch of free rows; buffers of an earlier call serve again where they fit."""
+        device = self.target.device
         longest = max(len(request.prompt_ids) + self._limit(request) for request in requests)
         slots = _rounded(longest + self.block_size)
-        if self._cache is None or self._cache.rows != len(requests) or self._cache.slots < slots:
+        if self._cache is None or self._cache.rows != rows or self._cache.slots < slots:
             self._cache = None  # so that the old buffers are gone before the new ones are made
-            self._cache = self.target.new_cache(len(requests), slots)
+            self._cache = self.target.new_cache(rows, slots)
         else:
-            self._cache.clear(slots)
+            self._cache.clear()
         if self.proposer is not None:
-            self.proposer.begin(len(requests), slots)
-        settings = RowSettings.of([request.sampling for request in requests], info.vocab_size, device)
-        return Batch(
+            self.proposer.begin(rows, slots)
+        nothing_B = torch.zeros(rows, dtype=torch.int64, device=device)
+        batch = Batch(
             target=self.target,
             proposer=self.proposer,
             options=self.options,
             num_drafts=self.block_size - 1,
+            slots=slots,
             cache=self._cache,
-            settings=settings,
-            history=History(requests, info.vocab_size, info.eos_token_ids, device),
-            chooser=make_chooser(settings, self.options.acceptor, self.options.drafts),
-            anchor_B=length_B,
-            length_B=length_B,
-            active_B=torch.ones_like(length_B),
+            anchor_B=nothing_B,
+            length_B=nothing_B,
+            active_B=nothing_B,
         )
+        return batch
+
+    def _refresh(self, batch: Batch, table: list[Tracker | None]) -> None:
+        """Tell the device which rows decode and how; the others stand still at position 0.
+
+        A last block may overshoot a row's limit. Were the row to stay there, the blocks it still takes part
+        in would pass the end of the buffers, and every pass would read slots that nobody needs.
+        """
+        info, device = self.target.info, self.target.device
+        requests = [_NOBODY if tracker is None else tracker.request for tracker in table]
+        said = [[] if tracker is None else tracker.token_ids for tracker in table]
+        running = [tracker is not None and tracker.finish_reason is None for tracker in table]
+        batch.settings = RowSettings.of([request.sampling for request in requests], info.vocab_size, device)
+        batch.history = History(requests, info.vocab_size, info.eos_token_ids, device, said)
+        batch.chooser = make_chooser(batch.settings, self.options.acceptor, self.options.drafts)
+        batch.active_B = torch.tensor(running, device=device).long()
+        batch.length_B = batch.length_B * batch.active_B
 
     def _set_taps(self) -> None:
         """Have the target read what this engine's proposer wants."""
         wanted = tuple(self.proposer.tap_ids) if self.proposer is not None else ()
         if self.target.tap_ids != wanted:
             self.target.set_taps(wanted)
-
-    def _freeze(self, batch: Batch, lengths: list[int], running: list[bool]) -> None:
-        """Tell the device which rows still decode, and send the others back to position 0.
-
-        A last block may overshoot a row's limit. Were the row to stay there, the blocks it still takes part
-        in would pass the end of the buffers, and every pass would read slots that nobody needs.
-        """
-        batch.active_B = torch.tensor(running, device=self.target.device).long()
-        batch.length_B = batch.length_B * batch.active_B
-        lengths[:] = [length if runs else 0 for length, runs in zip(lengths, running, strict=True)]
 
     def _limit(self, request: Request) -> int:
         """Most tokens that a request may emit."""

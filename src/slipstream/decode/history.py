@@ -23,8 +23,9 @@ class History:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         device: torch.device,
+        said: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Count the prompts; a request's own end tokens are those that min_tokens bans."""
+        """Count the prompts and what was said so far; a request's own end tokens are those that min_tokens bans."""
         options = [request.sampling for request in requests]
         self._counting = any(o.has_penalties for o in options)
         self._biased = any(o.logit_bias for o in options)
@@ -36,6 +37,9 @@ class History:
             self._prompt_BV = torch.zeros(shape, dtype=torch.bool, device=device)
             for row, request in enumerate(requests):
                 self._prompt_BV[row, torch.tensor(list(request.prompt_ids), device=device)] = True
+            for row, tokens in enumerate(said):
+                said_T = torch.tensor(list(tokens), dtype=torch.int64, device=device)
+                self._output_BV[row] = torch.bincount(said_T, minlength=vocab_size)
             self._repetition_B = torch.tensor([o.repetition_penalty for o in options], device=device)
             self._presence_B = torch.tensor([o.presence_penalty for o in options], device=device)
             self._frequency_B = torch.tensor([o.frequency_penalty for o in options], device=device)

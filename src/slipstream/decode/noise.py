@@ -17,28 +17,28 @@ _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
-def uniform(seed_B: Tensor, position_BT: Tensor, tokens: int, stream: int = CHOICE) -> Tensor:
+def uniform(seed_B: Tensor, position_BT: Tensor, tokens: int | Tensor, stream: int = CHOICE) -> Tensor:
     """Uniform numbers strictly between 0 and 1.
 
     Args:
         seed_B: int64 seed per row.
         position_BT: int64 absolute position of the token to be drawn.
-        tokens: how many numbers per position (V, or 1).
+        tokens: how many numbers per position (V, or 1); or int64 ids [B, T, N] whose numbers are wanted.
         stream: purpose of the draw.
 
     Returns:
-        float64 of shape [B, T, tokens].
+        float64 of shape [B, T, tokens], or [B, T, N].
     """
     key_BT = _mix(_mix(seed_B[:, None] ^ (stream << 40)) + position_BT * _GOLDEN)
-    token_V = torch.arange(1, tokens + 1, device=seed_B.device) * _GOLDEN
-    bits_BTV = _mix(key_BT[..., None] + token_V)
+    ids = torch.arange(tokens, device=seed_B.device) if isinstance(tokens, int) else tokens
+    bits_BTV = _mix(key_BT[..., None] + (ids + 1) * _GOLDEN)
     # 52 bits and a half: never 0, never 1, and exact in float64.
     return (_shift(bits_BTV, 12).double() + 0.5) * 2.0**-52
 
 
-def gumbel(seed_B: Tensor, position_BT: Tensor, vocab_size: int, stream: int = CHOICE) -> Tensor:
-    """Standard Gumbel noise -log(-log(u)) as float32 of shape [B, T, V]."""
-    noise_BTV = uniform(seed_B, position_BT, vocab_size, stream)
+def gumbel(seed_B: Tensor, position_BT: Tensor, tokens: int | Tensor, stream: int = CHOICE) -> Tensor:
+    """Standard Gumbel noise -log(-log(u)) as float32, of all V tokens or of the named ones, as in `uniform`."""
+    noise_BTV = uniform(seed_B, position_BT, tokens, stream)
     return noise_BTV.log_().neg_().log_().neg_().float()
 
 

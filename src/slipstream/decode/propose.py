@@ -33,8 +33,11 @@ class Proposer(Protocol):
     def begin(self, rows: int, slots: int) -> None:
         """Forget everything; room for `rows` contexts of `slots` positions."""
 
+    def admit(self, features_BLE: Tensor, row_B: Tensor) -> None:
+        """A new context in each of the named rows: features from position 0 on; what was there is gone."""
+
     def extend(self, features_BLE: Tensor, start_B: Tensor) -> None:
-        """Features of L positions from start_B[b] on; what a later call writes again was not valid."""
+        """Features of L positions of all rows, from start_B[b] on; what a later call writes again was not valid."""
 
     def propose(
         self, anchor_B: Tensor, length_B: Tensor, num_drafts: int, visible: int, chooser: DraftChooser
@@ -105,15 +108,26 @@ class DraftProposer:
             v_BGSC[:, :, :slots].zero_()
 
     @torch.no_grad()
+    def admit(self, features_BLE: Tensor, row_B: Tensor) -> None:
+        """Clear the rows, then write their context."""
+        for k_BGSC, v_BGSC in self._context:
+            k_BGSC[row_B] = 0
+            v_BGSC[row_B] = 0
+        self._write(features_BLE, torch.zeros_like(row_B), row_B)
+
+    @torch.no_grad()
     def extend(self, features_BLE: Tensor, start_B: Tensor) -> None:
+        """Write the keys and values of new positions of all rows."""
+        self._write(features_BLE, start_B, torch.arange(len(start_B), device=start_B.device))
+
+    def _write(self, features_BLE: Tensor, start_B: Tensor, row_B: Tensor) -> None:
         """Project features to every layer's keys and values and write them at their positions."""
         length = features_BLE.shape[1]
         position_BL = start_B[:, None] + torch.arange(length, device=start_B.device)
-        row_B1 = torch.arange(len(start_B), device=start_B.device)[:, None]
         fresh = self._drafter.context_kv(features_BLE.to(self._dtype), position_BL)
         for (k_BGSC, v_BGSC), (k_BGLC, v_BGLC) in zip(self._context, fresh, strict=True):
-            k_BGSC.transpose(1, 2)[row_B1, position_BL] = k_BGLC.transpose(1, 2)
-            v_BGSC.transpose(1, 2)[row_B1, position_BL] = v_BGLC.transpose(1, 2)
+            k_BGSC.transpose(1, 2)[row_B[:, None], position_BL] = k_BGLC.transpose(1, 2)
+            v_BGSC.transpose(1, 2)[row_B[:, None], position_BL] = v_BGLC.transpose(1, 2)
 
     @torch.no_grad()
     def propose(
@@ -142,6 +156,9 @@ class NullProposer:
         self.tap_ids = tap_ids
 
     def begin(self, rows: int, slots: int) -> None:
+        """Nothing to remember."""
+
+    def admit(self, features_BLE: Tensor, row_B: Tensor) -> None:
         """Nothing to remember."""
 
     def extend(self, features_BLE: Tensor, start_B: Tensor) -> None:

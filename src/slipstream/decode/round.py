@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,22 +21,25 @@ class Batch:
     """What a batch of requests has on the device.
 
     Attributes:
+        slots: positions that every buffer has.
         anchor_B: last committed token of each row.
-        length_B: its position; context lies strictly before it. 0 in rows that have finished.
-        active_B: 1 while a row decodes, 0 once it has finished (it then stands still).
+        length_B: its position; context lies strictly before it. 0 in rows that nobody uses.
+        active_B: 1 while a row decodes, 0 in a free row (it stands still).
+        settings, history, chooser: of the requests in the rows; set anew whenever a row changes hands.
     """
 
     target: Target
     proposer: Proposer | None
     options: EngineOptions
     num_drafts: int
+    slots: int
     cache: TargetCache
-    settings: RowSettings
-    history: History
-    chooser: DraftChooser
     anchor_B: Tensor
     length_B: Tensor
     active_B: Tensor
+    settings: RowSettings = field(init=False)
+    history: History = field(init=False)
+    chooser: DraftChooser = field(init=False)
 
 
 def run_round(batch: Batch, visible: int) -> list[list[int]]:

@@ -18,6 +18,8 @@ from slipstream.decode.noise import CHOICE, gumbel
 
 #: Tokens per row that top-p sorts before it falls back to all; sorting all can cost more than a model pass.
 SURVIVORS = 1024
+#: Tokens looked at beyond top_k, as ties with the last one stay: bf16 logits tie often.
+_TIES = 32
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class RowSettings:
         most_top_k: largest top_k of the rows that use it, 0 when none does.
         any_top_p: whether any row filters by mass.
         survivors: how many tokens per row top-p has to sort at most.
+        bounded: whether every row that draws has a top_k, so that only few tokens need noise.
         any_min_p: whether any row filters by relative probability.
     """
 
@@ -48,6 +51,7 @@ class RowSettings:
     most_top_k: int
     any_top_p: bool
     survivors: int
+    bounded: bool
     any_min_p: bool
 
     @classmethod
@@ -72,6 +76,7 @@ class RowSettings:
             most_top_k=max(top_ks, default=0),
             any_top_p=bool(by_mass),
             survivors=min(vocab_size, max(top_ks, default=1) if bounded else SURVIVORS),
+            bounded=all(o.top_k for o in drawn),
             any_min_p=any(o.min_p > 0 for o in drawn),
         )
 
@@ -82,7 +87,7 @@ class Choice:
 
     Attributes:
         ids_BT: the choices.
-        short_B: rows whose top-p mass was not reached by the survivors; choose again with all tokens.
+        short_B: rows whose filter needed more tokens than were looked at; choose again with all of them.
     """
 
     ids_BT: Tensor
@@ -98,15 +103,36 @@ def choose(
         logits_BTV: float32, penalties and biases applied.
         position_BT: absolute position of the token to be chosen.
         settings: of the rows.
-        survivors: tokens that top-p sorts; None takes the settings' own.
+        survivors: tokens that the filters look at; None takes the settings' own.
     """
     if not settings.any_sampled:
         return Choice(logits_BTV.argmax(-1), torch.zeros_like(settings.sampled_B))
+    if settings.bounded and survivors is None:
+        return _choose_among_few(logits_BTV, position_BT, settings)
     scores_BTV, short_B = filtered(logits_BTV, settings, survivors)
     noise_BTV = gumbel(settings.seed_B, position_BT, logits_BTV.shape[-1], CHOICE)
     sampled_B11 = settings.sampled_B[:, None, None]
     scores_BTV = torch.where(sampled_B11, scores_BTV + noise_BTV, logits_BTV)
     return Choice(scores_BTV.argmax(-1), short_B)
+
+
+def _choose_among_few(logits_BTV: Tensor, position_BT: Tensor, settings: RowSettings) -> Choice:
+    """The same choice where top_k bounds what can be chosen: filters and noise of those tokens alone.
+
+    Noise is a function of the token's id, so a token has the same noise here as among all of them.
+    """
+    vocab_size = logits_BTV.shape[-1]
+    top = logits_BTV.topk(min(settings.most_top_k + _TIES, vocab_size), dim=-1)
+    scores_BTJ, short_B = filtered(top.values, settings)
+    noise_BTJ = gumbel(settings.seed_B, position_BT, top.indices, CHOICE)
+    drawn_BT = top.indices.gather(-1, (scores_BTJ + noise_BTJ).argmax(-1, keepdim=True))[..., 0]
+    if top.values.shape[-1] < vocab_size:
+        # A last token that ties with the k-th may have further ties behind it.
+        rank_B = settings.top_k_B.clamp(max=settings.most_top_k) - 1
+        rank_BT1 = rank_B[:, None, None].expand(-1, top.values.shape[1], 1)
+        tied_BT = top.values[..., -1] >= top.values.gather(-1, rank_BT1)[..., 0]
+        short_B = settings.sampled_B & (short_B | tied_BT.any(-1))
+    return Choice(torch.where(settings.sampled_B[:, None], drawn_BT, logits_BTV.argmax(-1)), short_B)
 
 
 def filtered(
@@ -141,7 +167,8 @@ def distribution(
 
 def _keep_top_k(scaled_BTV: Tensor, settings: RowSettings) -> Tensor:
     """Drop what lies below the k-th largest; ties with it stay."""
-    top = scaled_BTV.topk(settings.most_top_k, dim=-1).values
+    count = min(settings.most_top_k, scaled_BTV.shape[-1])
+    top = scaled_BTV.topk(count, dim=-1).values
     used_B = settings.top_k_B <= settings.most_top_k
     rank_B = torch.where(used_B, settings.top_k_B, 1) - 1
     least_BT1 = top.gather(-1, rank_B[:, None, None].expand(-1, top.shape[1], 1))

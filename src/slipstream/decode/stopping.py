@@ -29,7 +29,7 @@ class Tracker:
         self.request = request
         self.finish_reason: FinishReason | None = None
         self.token_ids: list[int] = []
-        self.first_at = self.last_at = 0.0
+        self.started_at = self.first_at = self.last_at = 0.0
         self._limit = limit
         self._ends = ends
         self._detokenizer = Detokenizer(tokenizer)

@@ -34,23 +34,27 @@ class TargetCache(Cache):  # type: ignore[misc]
         self.slots = slots
         self._buffers: list[tuple[Tensor, Tensor] | None] = []
         self._row_B1: Tensor | None = None
+        self._some_B: Tensor | None = None
         self._position_BT: Tensor | None = None
         self._visible = slots
 
-    def aim(self, position_BT: Tensor, visible: int) -> None:
+    def aim(self, position_BT: Tensor, visible: int, row_B: Tensor | None = None) -> None:
         """Says where the next pass writes and how many leading slots it may read.
 
         Args:
             position_BT: int64 positions, distinct within a row.
             visible: every slot that the pass reads or writes lies before it; at most `slots`.
+            row_B: int64 rows of the cache that the pass is about, distinct; None is all of them, in order.
         """
-        rows = position_BT.shape[0]
-        if rows != self.rows or visible > self.slots:
+        rows = self.rows if row_B is None else row_B.shape[0]
+        if position_BT.shape[0] != rows or visible > self.slots:
             raise InputError(
-                f"the cache has {self.rows} rows and {self.slots} slots, the pass needs {rows} and {visible}"
+                f"the cache has {rows} rows and {self.slots} slots, the pass needs "
+                f"{position_BT.shape[0]} and {visible}"
             )
-        if self._row_B1 is None:
-            self._row_B1 = torch.arange(rows, device=position_BT.device)[:, None]
+        every_B = torch.arange(self.rows, device=position_BT.device) if row_B is None else row_B
+        self._row_B1 = every_B[:, None]
+        self._some_B = row_B
         self._position_BT = position_BT
         self._visible = visible
 
@@ -67,37 +71,46 @@ class TargetCache(Cache):  # type: ignore[misc]
             kwargs: ignored.
 
         Returns:
-            Keys and values [B, G, S, C] with S the visible slots, views of the buffers.
+            Keys and values [B, G, S, C] with S the visible slots; views of the buffers for a pass over all rows.
         """
         if self._row_B1 is None or self._position_BT is None:
             raise InputError("the cache was not told the positions of this pass")
         while len(self._buffers) <= layer_idx:
             self._buffers.append(None)
         pair = self._buffers[layer_idx]
-        if pair is None:
-            pair = self._empty(key_states), self._empty(value_states)
-            self._buffers[layer_idx] = pair
+        keys = self._fitting(None if pair is None else pair[0], key_states)
+        values = self._fitting(None if pair is None else pair[1], value_states)
+        self._buffers[layer_idx] = keys, values
         index = (self._row_B1, slice(None), self._position_BT)
         # Two index tensors with a slice between them put their joint axes first: [B, T, G, C].
-        pair[0][index] = key_states.transpose(1, 2)
-        pair[1][index] = value_states.transpose(1, 2)
-        return pair[0][:, :, : self._visible], pair[1][:, :, : self._visible]
+        keys[index] = key_states.transpose(1, 2)
+        values[index] = value_states.transpose(1, 2)
+        if self._some_B is not None:
+            keys, values = keys[self._some_B], values[self._some_B]
+        return keys[:, :, : self._visible], values[:, :, : self._visible]
 
-    def _empty(self, state: Tensor) -> Tensor:
-        return state.new_zeros(self.rows, state.shape[1], self.slots, state.shape[3])
+    def _fitting(self, buffer: Tensor | None, state: Tensor) -> Tensor:
+        """The buffer, made or enlarged so that it holds the visible slots.
 
-    def clear(self, slots: int) -> None:
-        """Zeros in the leading `slots`, so that a NaN of an earlier text cannot reach the next one."""
+        A CPU's batched products copy what does not lie in one piece, so there the buffer is only as long as what
+        is read; elsewhere it has its full length from the start.
+        """
+        if buffer is not None and buffer.shape[2] >= self._visible:
+            return buffer
+        slots = self._visible if state.device.type == "cpu" else self.slots
+        grown = state.new_zeros(self.rows, state.shape[1], slots, state.shape[3])
+        if buffer is not None:
+            grown[:, :, : buffer.shape[2]] = buffer
+        return grown
+
+    def clear(self, row_B: Tensor | None = None) -> None:
+        """Zeros in all rows or in some, so that a NaN of an earlier text cannot reach the next one."""
         for pair in self._buffers:
-            if pair is not None:
-                pair[0][:, :, :slots].zero_()
-                pair[1][:, :, :slots].zero_()
-
-    def keep(self, row_B: Tensor) -> None:
-        """Keeps only the rows `row_B` (int64 indices), in that order."""
-        self._buffers = [pair and (pair[0][row_B], pair[1][row_B]) for pair in self._buffers]
-        self.rows = row_B.shape[0]
-        self._row_B1 = None
+            for buffer in pair or ():
+                if row_B is None:
+                    buffer.zero_()
+                else:
+                    buffer[row_B] = 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Zero: lengths differ by row and are not the cache's business (passes state their positions)."""

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from slipstream.core.errors import TargetError
 from slipstream.target.cache import TargetCache
 from slipstream.target.family import TargetInfo, check_config, check_modules, describe, layer_windows
+from slipstream.target.lean import lean_decoder
 from slipstream.target.masks import pass_masks
 from slipstream.target.taps import Taps
 
@@ -79,6 +80,7 @@ class Target:
         self._logit_multiplier = float(getattr(config, "logit_scale", None) or 1.0)
         self._logit_divisor = float(getattr(config, "logits_scaling", None) or 1.0)
         self._soft_cap: float | None = getattr(config, "final_logit_softcapping", None)
+        self._lean = lean_decoder(self.decoder, config, self.info.max_context)
         self._taps = Taps(self.layers, (), self.info.width)
 
     def set_taps(self, layer_ids: tuple[int, ...]) -> None:
@@ -140,14 +142,22 @@ class Target:
         return logits_BTV
 
     @torch.no_grad()
-    def prefill(self, ids_BL: Tensor, length_B: Tensor, cache: TargetCache, chunk: int = 512) -> Prefill:
+    def prefill(
+        self,
+        ids_BL: Tensor,
+        length_B: Tensor,
+        cache: TargetCache,
+        chunk: int = 512,
+        row_B: Tensor | None = None,
+    ) -> Prefill:
         """Reads prompts of different lengths into a cache, from position 0.
 
         Args:
             ids_BL: int64 prompts, padded on the right with any valid id.
             length_B: int64 lengths, at least 1 and at most L.
-            cache: with B rows and at least L slots.
+            cache: with at least L slots.
             chunk: tokens per pass.
+            row_B: int64 rows of the cache to read into; None is all of them, in order.
 
         Returns:
             Logits of each row's last token, features of all tokens. The head runs on one token per row only.
@@ -158,6 +168,7 @@ class Target:
         for begin in range(0, longest, chunk):
             end = min(begin + chunk, longest)
             position_BT = torch.arange(begin, end, device=self.device).expand(rows, -1)
+            cache.aim(position_BT, end, row_B)
             hidden_BTD = self._pass(ids_BL[:, begin:end], position_BT, cache, end, features_BLE[:, begin:end])
             offset_B = length_B - 1 - begin
             here_B = (offset_B >= 0) & (offset_B < end - begin)
@@ -185,6 +196,7 @@ class Target:
         position_BT = start_B[:, None] + torch.arange(ids_BT.shape[1], device=self.device)
         features_BTE = self._new_features(*ids_BT.shape)
         slots = cache.slots if visible is None else visible
+        cache.aim(position_BT, slots)
         hidden_BTD = self._pass(ids_BT, position_BT, cache, slots, features_BTE)
         return Verified(self.head(hidden_BTD), features_BTE)
 
@@ -208,11 +220,12 @@ class Target:
     def _pass(
         self, ids_BT: Tensor, position_BT: Tensor, cache: TargetCache, visible: int, features_BTE: Tensor
     ) -> Tensor:
-        """One pass of the decoder; fills `features_BTE` and returns the states after the final norm."""
-        cache.aim(position_BT, visible)
+        """One pass of the decoder over an aimed cache; fills `features_BTE`, returns states after the final norm."""
         masks = pass_masks(position_BT, visible, self._windows, self.dtype)
         # Drafts past the context limit are never kept, but a position table must not be read past its end.
         model_position_BT = position_BT.clamp(max=self.info.max_context - 1)
+        if self._lean is not None:
+            return self._lean(ids_BT, model_position_BT, cache, masks, self._taps.parts(features_BTE))
         arguments: dict[str, Any] = {self._cache_argument: cache, "use_cache": True}
         self._taps.aim(features_BTE)
         try:

@@ -59,6 +59,12 @@ class Taps:
         """Passes from now on write into `buffer_BTE`; None lets them pass unread."""
         self._buffer_BTE = buffer_BTE
 
+    def parts(self, buffer_BTE: Tensor) -> dict[int, Tensor]:
+        """The share of the buffer of every tapped layer, for a pass that needs no hooks."""
+        if not self.layer_ids:
+            return {}
+        return dict(zip(self.layer_ids, buffer_BTE.split(self.width, dim=-1), strict=True))
+
     def remove(self) -> None:
         """Takes the hooks off the layers."""
         for handle in self._handles:
