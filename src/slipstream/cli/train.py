@@ -1,14 +1,16 @@
-"""`slipstream train`: a drafter from nothing but its target."""
+"""`slipstream train`: a drafter from nothing but its target, or from data."""
 
 from __future__ import annotations
 
+import json
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from slipstream.cli.session import say
-from slipstream.core.errors import InputError
 from slipstream.core.options import DrafterOptions, SynthesisOptions, TargetOptions, TrainOptions
 
 
@@ -16,32 +18,43 @@ def train(
     *,
     target: Annotated[str, Parameter(alias="-t")] = "smollm2",
     out: Annotated[Path, Parameter(alias="-o")],
-    work: Path | None = None,
-    chats: int = 2000,
+    data: str | None = None,
+    chats: int | None = None,
+    start: Annotated[Path | None, Parameter(name="--from")] = None,
+    resume: bool = False,
     force: bool = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
     drafter: Annotated[DrafterOptions, Parameter(name="*", group="Drafter")] = DrafterOptions(),
     synthesis: Annotated[SynthesisOptions, Parameter(name="chat", group="Chats")] = SynthesisOptions(),
     training: Annotated[TrainOptions, Parameter(name="*", group="Training")] = TrainOptions(),
     loading: Annotated[TargetOptions, Parameter(name="*", group="Models")] = TargetOptions(),
 ) -> int:
-    """Let the target write its own chats and train a drafter on them; a stopped run continues.
+    """Train a drafter; without data the target writes its own chats first.
 
     Args:
         target: the model to draft for: smollm2 (bundled), a hub id, a folder or a GGUF file.
-        out: folder of the new drafter, in the layout of the published DFlash checkpoints.
-        work: folder for chats, features and training state; OUT.work if not given.
-        chats: how many chats the target writes.
-        force: overwrite an existing drafter.
+        out: run folder: chats, features, checkpoints, metrics, and the drafter in OUT/drafter.
+        data: chats: a JSONL or Parquet file or a data set of the hub, in the layouts that `data` shows.
+        chats: most chats; 20000 where the target writes them, all where they are read.
+        start: begin from this drafter (a folder) instead of a new one.
+        resume: go on with the run in OUT.
+        force: throw away the run in OUT.
+        as_json: print the final figures as JSON.
     """
-    if out.exists() and not force:
-        raise InputError(f"{out} exists already; --force overwrites it")
-    from slipstream.formats import write_zlab
+    from slipstream.cli.progress import TrainingBar
     from slipstream.train.pipeline import Plan, train_drafter
 
-    folder = work if work is not None else out.with_name(out.name + ".work")
-    plan = Plan(target, folder, chats, drafter, synthesis, training, loading)
-    made, forecast = train_drafter(plan, say)
-    write_zlab(made, out, force=force)
-    if forecast is not None:
-        print(f"{out}: acceptance length {forecast.acceptance_length:.2f} on held-out chats, teacher-forced")
+    most = chats if chats is not None else (20_000 if data is None else 0)
+    plan = Plan(target, out, data, most, start, resume, force, drafter, synthesis, training, loading)
+    with TrainingBar(sys.stderr) as bar:
+        result = train_drafter(plan, say, bar.observe)
+    if as_json:
+        print(json.dumps(asdict(result) | {"drafter": str(result.drafter)}))
+        return 0
+    held = "no chat was held out"
+    if result.acceptance_length is not None:
+        held = f"acceptance length {result.acceptance_length:.2f} on held-out chats, teacher-forced"
+        if result.decoded is not None:
+            held += f"; {result.decoded:.2f} tokens per round by greedy decoding of held-out prompts"
+    print(f"{result.drafter}: {held}; {result.steps} steps, {result.seconds / 60:.1f} minutes")
     return 0

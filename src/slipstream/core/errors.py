@@ -29,3 +29,7 @@ class MissingExtraError(SlipstreamError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed; install it with: pip install 'slipstream[{extra}]'")
+
+
+class TrainingError(SlipstreamError):
+    """A training run went wrong by itself: its loss is no longer a number."""

@@ -134,41 +134,55 @@ class TargetOptions:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """How a drafter is trained from feature shards.
+    """How a drafter is trained from features.
 
     Attributes:
-        steps: optimiser steps; the learning-rate schedule spans them.
-        minutes: when above 0, wall-clock budget that the schedule spans instead of `steps`.
-        documents: chats per step.
-        anchors: blocks drawn per chat and step.
+        max_steps: optimiser steps; the learning-rate schedule spans them.
+        minutes: when above 0, wall-clock budget that the schedule spans instead of `max_steps`.
+        epochs: when above 0, passes over the data that the schedule spans instead of `max_steps`.
+        documents: chats per optimiser step, over all processes and accumulated batches.
+        anchors: blocks drawn per chat and step, on average: longer answers get more.
+        max_length: longest chat in tokens; of a longer one a part is read, with its context.
+        accumulate: batches that one optimiser step is split into, to save memory.
+        precision: of the products: `bfloat16` (weights stay float32), `float32`, or `auto` (bfloat16 where
+            the hardware multiplies it).
         optimizer: `muon` (matrices; norms by AdamW) or `adamw`.
         learning_rate: peak rate.
         warmup: share of the run with rising rate.
         final_rate: rate at the end, as a share of the peak (cosine in between).
         weight_decay: decoupled, on matrices.
         clip: largest gradient norm.
-        soft_share: share of the loss that is KL to the target's own distribution; the rest is cross-entropy.
+        loss: `kl` (to the target's own distribution), `tv` (total variation), or `acceptance` (expected
+            length).
+        soft_share: share of that in the loss; the rest is cross-entropy with the target's words.
         weighting: of the slots, `dpace` (by the drafter's own acceptance) or `decay` (paper).
         gamma: of the `decay` weighting.
         vocabulary: most frequent tokens scored besides each step's labels; 0 scores the whole vocabulary.
-        average: decay of the running average of weights that is saved; 0 takes the last weights.
+        average: decay of the running average of weights that is evaluated and saved; 0 takes the last
+            weights.
         feature_noise: standard deviation of noise on features, relative to their own size per tap.
         initialise: start from the target's own late layers where shapes allow.
         evaluate_every: steps between held-out evaluations.
+        decode_prompts: held-out prompts that each evaluation really decodes; 0 decodes none.
         save_every: steps between checkpoints.
         seed: of anchors, order, noise and initial weights.
     """
 
-    steps: int = 2000
+    max_steps: int = 2000
     minutes: float = 0.0
-    documents: int = 8
+    epochs: float = 0.0
+    documents: int = 16
     anchors: int = 24
+    max_length: int = 1024
+    accumulate: int = 1
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
     optimizer: Literal["muon", "adamw"] = "muon"
     learning_rate: float = 2e-3
     warmup: float = 0.04
     final_rate: float = 0.02
     weight_decay: float = 0.05
     clip: float = 1.0
+    loss: Literal["kl", "tv", "acceptance"] = "kl"
     soft_share: float = 0.7
     weighting: Literal["dpace", "decay"] = "dpace"
     gamma: float = 4.0
@@ -177,6 +191,7 @@ class TrainOptions:
     feature_noise: float = 0.0
     initialise: bool = True
     evaluate_every: int = 200
+    decode_prompts: int = 4
     save_every: int = 100
     seed: int = 0
 
@@ -186,14 +201,23 @@ class TrainOptions:
         Raises:
             InputError: names the field and its range.
         """
-        for name in ("steps", "documents", "anchors", "evaluate_every", "save_every"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+        least = {"max_length": 16}
+        for name in (
+            *("max_steps", "documents", "anchors", "max_length", "accumulate"),
+            *("evaluate_every", "save_every"),
+        ):
+            if getattr(self, name) < least.get(name, 1):
+                raise InputError(f"{name} must be at least {least.get(name, 1)}, not {getattr(self, name)}")
+        for name in ("minutes", "epochs", "decode_prompts", "vocabulary", "feature_noise"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} must be at least 0, not {getattr(self, name)}")
         for name in ("warmup", "final_rate", "soft_share", "average"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} must be from 0 to 1, not {getattr(self, name)}")
         if self.learning_rate <= 0:
             raise InputError(f"learning_rate must be above 0, not {self.learning_rate}")
+        if self.minutes and self.epochs:
+            raise InputError("minutes and epochs both say when to stop; give one of them")
 
 
 @dataclass(frozen=True)
@@ -232,14 +256,14 @@ class DrafterOptions:
     """The shape of a new drafter; everything else about it follows from its target.
 
     Attributes:
-        layers: draft layers.
+        num_layers: draft layers.
         block_size: slots of a block, the anchor included.
         taps: target layers whose outputs it reads.
         mask_token_id: a token that is never said, whose embedding fills the slots; -1 takes the last
             row of the embedding that ends no text.
     """
 
-    layers: int = 3
+    num_layers: int = 3
     block_size: int = 8
     taps: int = 5
     mask_token_id: int = -1

@@ -1,8 +1,8 @@
 """Messages to token ids through the tokenizer's own chat template, with the exact spans that the target said.
 
-A turn is rendered as serving renders it: the prompt is the template of everything before it with the answer opened,
-tokenised by itself; the answer, up to and including its end token, follows as the target would say it. Nothing
-here searches for marker strings of a template family.
+A turn is rendered as serving renders it: the prompt is the template of everything before it with the answer
+opened, tokenised by itself; the answer, up to and including its end token, follows as the target would say
+it. Nothing here searches for marker strings of a template family.
 """
 
 from __future__ import annotations
@@ -74,14 +74,17 @@ class Renderer:
         text = self._text([*messages, {"role": "user", "content": _SENTINEL}], True)
         before, found, _ = text.rpartition(_SENTINEL)
         if not found:
-            raise InputError("the target's chat template changes the user's text, so its turns cannot be opened")
+            raise InputError(
+                "the target's chat template changes the user's text, so its turns cannot be opened"
+            )
         return self._ids(before)
 
     def documents(self, messages: Sequence[Message]) -> list[Rendered]:
         """All assistant turns of a chat.
 
-        Turns whose prompts extend one another share a document. A template that rewrites earlier turns (dropping
-        their thoughts, say) yields a document per turn, each with the context that serving would give it.
+        Turns whose prompts extend one another share a document. A template that rewrites earlier turns
+        (dropping their thoughts, say) yields a document per turn, each with the context that serving would
+        give it.
 
         Returns:
             Documents in order; none where no message is the assistant's.
@@ -113,8 +116,8 @@ class Renderer:
             text = whole[len(prompt) :]
             rest_at = max(text.rfind(content), 0) + len(content)
         else:
-            # The opened turn holds something that the finished one lacks (an empty thought): only what follows
-            # the content is read off the template.
+            # The opened turn holds something that the finished one lacks (an empty thought): only what
+            # follows the content is read off the template.
             _, _, tail = whole.rpartition(content.strip()) if content.strip() else ("", "", whole[-64:])
             text, rest_at = content + tail, len(content)
         ends = [place + len(end) for end in self._end_texts if (place := text.find(end, rest_at)) >= 0]

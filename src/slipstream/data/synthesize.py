@@ -1,7 +1,7 @@
 """The target writes its own chats: user turns sampled from its opened chat template, then its own answers.
 
-No data set is needed, and the text is exactly of the kind that the drafter will have to predict. Every chat is a
-function of the options and its number, so chats can be made in any number of sittings.
+No data set is needed, and the text is exactly of the kind that the drafter will have to predict. Every chat
+is a function of the options and its number, so chats can be made in any number of sittings.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.options import SamplingOptions, SynthesisOptions
 from slipstream.core.records import Completion, Request
 from slipstream.data.chats import Chat
-from slipstream.data.render import Rendered, Renderer
+from slipstream.data.render import Message, Rendered, Renderer
 
 Generate = Callable[[Sequence[Request]], Sequence[Completion]]
 """Whatever decodes requests with the target: an engine, or a server."""
@@ -33,9 +33,7 @@ class _Growing:
     number: int
     temperature: float
     turns: int
-    messages: list[dict[str, str]] = field(default_factory=list)
-    prompt_ids: tuple[int, ...] = ()
-    answer_ids: tuple[int, ...] = ()
+    messages: list[Message] = field(default_factory=list)
     document: Rendered | None = None
 
 
@@ -46,6 +44,7 @@ def synthesize(
     count: int,
     options: SynthesisOptions,
     done: Iterable[Chat] = (),
+    wave: int = WAVE,
 ) -> Iterator[list[Chat]]:
     """Yield waves of chats with distinct first turns until there are `count`.
 
@@ -55,7 +54,9 @@ def synthesize(
         tokenizer: of the target.
         count: chats wanted, those done included.
         options: temperatures, lengths, turns and seed.
-        done: chats of an earlier sitting with the same options; what follows is as if it had not been stopped.
+        done: chats of an earlier sitting with the same options; what follows is as if it had not been
+            stopped.
+        wave: most chats made at once.
 
     Raises:
         InputError: the target has no usable chat template, or keeps repeating the same few user turns.
@@ -65,7 +66,7 @@ def synthesize(
     made, number = len(earlier), max((chat.number + 1 for chat in earlier), default=0)
     barren = 0
     while made < count:
-        size = min(WAVE, (count - made) * 9 // 8 + 2)
+        size = min(wave, (count - made) * 9 // 8 + 2)
         growing = [_begin(n, options) for n in range(number, number + size)]
         number += size
         fresh = _ask(generate, renderer, growing, options, seen)
@@ -75,9 +76,78 @@ def synthesize(
             raise InputError(
                 f"the target wrote no new user turn in {_BARREN} batches; {made} of {count} chats were made"
             )
-        wave = _converse(generate, renderer, tokenizer, fresh[: count - made], options)
-        made += len(wave)
-        yield wave
+        chats = _converse(generate, renderer, tokenizer, fresh[: count - made], options)
+        made += len(chats)
+        yield chats
+
+
+def answer(
+    generate: Generate,
+    renderer: Renderer,
+    tokenizer: Any,
+    prompts: Sequence[Sequence[Message]],
+    options: SynthesisOptions,
+    first: int = 0,
+) -> list[Chat]:
+    """The target's own answers to given user turns; answers that the prompts hold are replaced.
+
+    Args:
+        generate: decodes with the target.
+        renderer: of the target's chat template.
+        tokenizer: of the target.
+        prompts: chats, each with a user turn; system messages stay where they are.
+        options: temperature and length of the answers, and seed.
+        first: number of the first chat.
+
+    Returns:
+        A chat per prompt, cut short where an answer did not end.
+
+    Raises:
+        InputError: a prompt has no user turn; it is named.
+    """
+    scripts: list[tuple[_Growing, list[Message]]] = []
+    for number, prompt in enumerate(prompts, start=first):
+        kept: list[Message] = [dict(message) for message in prompt if message.get("role") != "assistant"]
+        if not any(message.get("role") == "user" for message in kept):
+            raise InputError(f"prompt {number} has no user turn")
+        scripts.append((_begin(number, options), kept))
+    going = scripts
+    while going:
+        for chat, rest in going:
+            while rest:
+                chat.messages.append(rest.pop(0))
+                if chat.messages[-1]["role"] == "user":
+                    break
+        _answer(generate, renderer, tokenizer, [chat for chat, _ in going], options)
+        going = [(c, rest) for c, rest in going if c.messages[-1]["role"] == "assistant" and _asks(rest)]
+    return [_finished(chat, options) for chat, _ in scripts]
+
+
+def continue_text(
+    generate: Generate,
+    starts: Sequence[Sequence[int]],
+    options: SynthesisOptions,
+    first: int = 0,
+) -> list[Chat]:
+    """A base model's own text, after given beginnings or after nothing but its start token.
+
+    Args:
+        generate: decodes with the target.
+        starts: token ids of the beginnings, at least one token each.
+        options: temperature and length of the answers, and seed.
+        first: number of the first text.
+    """
+    growing = [_begin(number, options) for number in range(first, first + len(starts))]
+    requests = [
+        Request(tuple(start), _answer_sampling(chat, options, "text"))
+        for chat, start in zip(growing, starts, strict=True)
+    ]
+    chats = []
+    for chat, request, completion in zip(growing, requests, generate(requests), strict=True):
+        start = len(request.prompt_ids)
+        ids = (*request.prompt_ids, *completion.token_ids)
+        chats.append(Chat(ids, ((start, len(ids)),), (), chat.temperature, None, chat.number))
+    return chats
 
 
 def seed_of(options: SynthesisOptions, number: int, purpose: str) -> int:
@@ -155,18 +225,26 @@ def _answer(
     """Add the target's answer to every chat."""
     requests = []
     for chat in growing:
-        sampling = SamplingOptions(
-            temperature=chat.temperature,
-            top_k=options.answer_top_k if chat.temperature else 0,
-            seed=seed_of(options, chat.number, f"answer {len(chat.messages)}"),
-            max_tokens=options.answer_tokens,
-        )
+        sampling = _answer_sampling(chat, options, f"answer {len(chat.messages)}")
         requests.append(Request(renderer.prompt_ids(chat.messages), sampling))
     for chat, request, completion in zip(growing, requests, generate(requests), strict=True):
         chat.document = _extended(chat.document, tuple(request.prompt_ids), tuple(completion.token_ids))
         if completion.finish_reason == "stop":
             text = tokenizer.decode(completion.token_ids, skip_special_tokens=True)
             chat.messages.append({"role": "assistant", "content": text})
+
+
+def _answer_sampling(chat: _Growing, options: SynthesisOptions, purpose: str) -> SamplingOptions:
+    return SamplingOptions(
+        temperature=chat.temperature,
+        top_k=options.answer_top_k if chat.temperature else 0,
+        seed=seed_of(options, chat.number, purpose),
+        max_tokens=options.answer_tokens,
+    )
+
+
+def _asks(messages: Sequence[Message]) -> bool:
+    return any(message["role"] == "user" for message in messages)
 
 
 def _extended(held: Rendered | None, prompt: tuple[int, ...], answer: tuple[int, ...]) -> Rendered:

@@ -144,7 +144,9 @@ class Engine:
         tokens = self._first_choice([tracker.request for tracker in newcomers], filled.logits_BV, length_B)
         now = time.perf_counter()
         pieces = []
-        for row, tracker, token in zip(admitted, newcomers, tokens.tolist(), strict=True):  # host: first tokens
+        for row, tracker, token in zip(
+            admitted, newcomers, tokens.tolist(), strict=True
+        ):  # host: first tokens
             tracker.started_at = started
             lengths[row] = len(tracker.request.prompt_ids)
             pieces.append(tracker.first(token, now))
@@ -177,9 +179,7 @@ class Engine:
                 pieces.append(tracker.round(tokens, now))
         return pieces
 
-    def _release(
-        self, table: list[Tracker | None], lengths: list[int], done: dict[int, Completion]
-    ) -> bool:
+    def _release(self, table: list[Tracker | None], lengths: list[int], done: dict[int, Completion]) -> bool:
         """Free the rows of finished requests; whether there were any."""
         finished = [row for row, tracker in enumerate(table) if tracker is not None and tracker.finish_reason]
         for row in finished:
@@ -202,7 +202,7 @@ class Engine:
         if self.proposer is not None:
             self.proposer.begin(rows, slots)
         nothing_B = torch.zeros(rows, dtype=torch.int64, device=device)
-        batch = Batch(
+        return Batch(
             target=self.target,
             proposer=self.proposer,
             options=self.options,
@@ -213,7 +213,6 @@ class Engine:
             length_B=nothing_B,
             active_B=nothing_B,
         )
-        return batch
 
     def _refresh(self, batch: Batch, table: list[Tracker | None]) -> None:
         """Tell the device which rows decode and how; the others stand still at position 0.

@@ -25,7 +25,9 @@ class History:
         device: torch.device,
         said: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Count the prompts and what was said so far; a request's own end tokens are those that min_tokens bans."""
+        """Count the prompts and what was said so far; a request's own end tokens are those that min_tokens
+        bans.
+        """
         options = [request.sampling for request in requests]
         self._counting = any(o.has_penalties for o in options)
         self._biased = any(o.logit_bias for o in options)

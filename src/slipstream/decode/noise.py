@@ -37,7 +37,9 @@ def uniform(seed_B: Tensor, position_BT: Tensor, tokens: int | Tensor, stream: i
 
 
 def gumbel(seed_B: Tensor, position_BT: Tensor, tokens: int | Tensor, stream: int = CHOICE) -> Tensor:
-    """Standard Gumbel noise -log(-log(u)) as float32, of all V tokens or of the named ones, as in `uniform`."""
+    """Standard Gumbel noise -log(-log(u)) as float32, of all V tokens or of the named ones, as in
+    `uniform`.
+    """
     noise_BTV = uniform(seed_B, position_BT, tokens, stream)
     return noise_BTV.log_().neg_().log_().neg_().float()
 

@@ -37,7 +37,9 @@ class Proposer(Protocol):
         """A new context in each of the named rows: features from position 0 on; what was there is gone."""
 
     def extend(self, features_BLE: Tensor, start_B: Tensor) -> None:
-        """Features of L positions of all rows, from start_B[b] on; what a later call writes again was not valid."""
+        """Features of L positions of all rows, from start_B[b] on; what a later call writes again was not
+        valid.
+        """
 
     def propose(
         self, anchor_B: Tensor, length_B: Tensor, num_drafts: int, visible: int, chooser: DraftChooser

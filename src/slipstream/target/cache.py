@@ -71,7 +71,8 @@ class TargetCache(Cache):  # type: ignore[misc]
             kwargs: ignored.
 
         Returns:
-            Keys and values [B, G, S, C] with S the visible slots; views of the buffers for a pass over all rows.
+            Keys and values [B, G, S, C] with S the visible slots; views of the buffers for a pass over all
+            rows.
         """
         if self._row_B1 is None or self._position_BT is None:
             raise InputError("the cache was not told the positions of this pass")
@@ -92,8 +93,8 @@ class TargetCache(Cache):  # type: ignore[misc]
     def _fitting(self, buffer: Tensor | None, state: Tensor) -> Tensor:
         """The buffer, made or enlarged so that it holds the visible slots.
 
-        A CPU's batched products copy what does not lie in one piece, so there the buffer is only as long as what
-        is read; elsewhere it has its full length from the start.
+        A CPU's batched products copy what does not lie in one piece, so there the buffer is only as long as
+        what is read; elsewhere it has its full length from the start.
         """
         if buffer is not None and buffer.shape[2] >= self._visible:
             return buffer

@@ -19,7 +19,8 @@ from slipstream.target.cache import TargetCache
 
 #: Decoders whose layers are: norm, attention with rotary positions, norm, gated MLP, each with a residual.
 _FAMILIES = frozenset({"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"})
-#: Rows times key/value heads from which plain products beat torch's fused attention on a CPU (one token per row).
+#: Rows times key/value heads from which plain products beat torch's fused attention on a CPU (one token per
+#: row).
 _MANY = 48
 
 
@@ -51,7 +52,9 @@ class LeanDecoder:
         self._eps = float(config.rms_norm_eps)
         self._heads = int(config.num_attention_heads)
         self._kv_heads = int(config.num_key_value_heads)
-        self._head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        self._head_dim = int(
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
         self._embed: nn.Module = decoder.embed_tokens
         self._act = decoder.layers[0].mlp.act_fn
         self._norm_D: Tensor = decoder.norm.weight
@@ -120,7 +123,9 @@ class LeanDecoder:
         qk, v_BTGC = qkv[:, :, : heads + groups], qkv[:, :, heads + groups :]
         if layer.q_norm_C is not None and layer.k_norm_C is not None:
             q_norm, k_norm = layer.q_norm_C, layer.k_norm_C
-            qk = torch.cat([self._normed(qk[:, :, :heads], q_norm), self._normed(qk[:, :, heads:], k_norm)], dim=2)
+            qk = torch.cat(
+                [self._normed(qk[:, :, :heads], q_norm), self._normed(qk[:, :, heads:], k_norm)], dim=2
+            )
         qk = qk * cos_BT1C + qk.roll(width // 2, dims=-1) * sin_BT1C
         k_BGSC, v_BGSC = cache.update(qk[:, :, heads:].transpose(1, 2), v_BTGC.transpose(1, 2), number)
         # Query head g * group + j belongs to key/value head g, as transformers repeats them. Rows of a token
@@ -152,7 +157,8 @@ def lean_decoder(decoder: Any, config: Any, longest: int) -> LeanDecoder | None:
         return None
     projections = [m for m in decoder.layers.modules() if isinstance(m, nn.Linear)]
     plain = all(type(m) is nn.Linear for m in projections) and len(projections) == 7 * len(decoder.layers)
-    # transformers hangs hooks of its own on whole layers; on a projection they are someone's who wants to be asked.
+    # transformers hangs hooks of its own on whole layers; on a projection they are someone's who wants to be
+    # asked.
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in projections)
     if not plain or hooked or len({p.weight.dtype for p in projections}) != 1:
         return None

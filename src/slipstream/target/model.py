@@ -220,7 +220,9 @@ class Target:
     def _pass(
         self, ids_BT: Tensor, position_BT: Tensor, cache: TargetCache, visible: int, features_BTE: Tensor
     ) -> Tensor:
-        """One pass of the decoder over an aimed cache; fills `features_BTE`, returns states after the final norm."""
+        """One pass of the decoder over an aimed cache; fills `features_BTE`, returns states after the final
+        norm.
+        """
         masks = pass_masks(position_BT, visible, self._windows, self.dtype)
         # Drafts past the context limit are never kept, but a position table must not be read past its end.
         model_position_BT = position_BT.clamp(max=self.info.max_context - 1)

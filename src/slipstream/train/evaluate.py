@@ -1,16 +1,26 @@
-"""Teacher-forced acceptance on held-out chats: a quick forecast of what decoding will reach."""
+"""Held-out acceptance: teacher-forced over many anchors, and by really decoding a few prompts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
 
-from slipstream.data.blocks import build_batch, draw_anchors
+from slipstream.core.options import EngineOptions, SamplingOptions
+from slipstream.core.records import Request
+from slipstream.data.blocks import build_batch, cut, draw_anchors, pack
+from slipstream.data.chats import Chat
 from slipstream.data.features import FeatureStore
+from slipstream.decode import Engine
+from slipstream.decode.propose import DraftProposer
 from slipstream.model import Drafter
+from slipstream.target import Target
 from slipstream.train.losses import accepted_lengths
-from slipstream.train.step import FrozenEnds, block_hidden, score_slots
+from slipstream.train.step import FrozenEnds, block_hidden, score_blocks
+
+_LONGEST = 2048
 
 
 @dataclass(frozen=True)
@@ -18,36 +28,68 @@ class Forecast:
     """Held-out figures over evenly spread anchors, micro-averaged over blocks with a full set of labels.
 
     Attributes:
-        acceptance_length: leading hits plus one.
+        acceptance_length: leading hits plus one, teacher-forced.
         hit_rate: share of first choices that equal the label, per slot k = 1..K, whatever came before.
         blocks: how many blocks were scored.
+        decoded: tokens per round of greedy decoding of some held-out prompts, over all their rounds; None
+            where none was decoded.
     """
 
     acceptance_length: float
     hit_rate: tuple[float, ...]
     blocks: int
+    decoded: float | None = None
 
 
 @torch.no_grad()
 def evaluate(
-    drafter: Drafter, ends: FrozenEnds, store: FeatureStore, most: int = 40, anchors: int = 12
+    drafter: Drafter, ends: FrozenEnds, store: FeatureStore, most: int = 100, anchors: int = 12
 ) -> Forecast:
     """Score up to `most` documents with the whole vocabulary.
 
-    Blocks that run over the end of their document are left out, as they cannot reach full length.
+    Blocks that run over the end of their answer are left out, as they cannot reach full length; where no
+    block is whole, all are scored.
     """
-    lengths, hits = [], []
+    lengths, hits, whole = [], [], []
     for number in range(min(most, len(store))):
-        document = store[number]
+        document = cut(store[number], _LONGEST, None)
         anchor_A = draw_anchors(document, anchors, None)
         if not len(anchor_A):
             continue
-        batch = build_batch([document], [anchor_A], drafter.config.block_size - 1)
+        batch = build_batch(pack([document]), [anchor_A], drafter.config.block_size - 1)
+        batch = batch.to(ends.output_VD.device)
         hidden_BAKD = block_hidden(drafter, ends, batch, batch.features_BLE.float())
-        scores = score_slots(drafter, ends, hidden_BAKD, batch, 0.0, None)
-        whole_BA = batch.labelled_BAK.all(-1)
-        lengths.append(accepted_lengths(scores.hit_BAK, batch.labelled_BAK)[whole_BA])
-        hits.append(scores.hit_BAK[whole_BA].float())
-    length = torch.cat(lengths).float()
-    rates = tuple(torch.cat(hits).mean(0).tolist())
+        scores = score_blocks(drafter, ends, hidden_BAKD, batch)
+        labelled_NK = batch.labelled_BAK.flatten(0, 1)
+        lengths.append(accepted_lengths(scores.hit_BAK, labelled_NK))
+        hits.append(scores.hit_BAK.float())
+        whole.append(labelled_NK.all(-1))
+    if not lengths:
+        return Forecast(0.0, (0.0,) * (drafter.config.block_size - 1), 0)
+    chosen = torch.cat(whole)
+    chosen = chosen if chosen.any() else torch.ones_like(chosen)
+    length = torch.cat(lengths)[chosen].float()
+    rates = tuple(torch.cat(hits)[chosen].mean(0).tolist())  # host: a figure to report
     return Forecast(float(length.mean()), rates, len(length))
+
+
+def decoded_acceptance(
+    target: Target, drafter: Drafter, chats: Sequence[Chat], max_tokens: int = 64
+) -> float:
+    """Tokens per round of greedy decoding after each chat's first prompt, over all rounds.
+
+    Args:
+        target: any dtype; a copy of the drafter takes it.
+        drafter: to be tried.
+        chats: at least one, each with an answer.
+        max_tokens: longest text.
+    """
+    taps = target.tap_ids
+    copy = deepcopy(drafter).to(target.device, target.dtype).eval()
+    engine = Engine(target, DraftProposer(target, copy), EngineOptions(max_rows=len(chats)))
+    sampling = SamplingOptions(max_tokens=max_tokens)
+    requests = [Request(chat.token_ids[: chat.answers[0][0]], sampling) for chat in chats]
+    completions = engine.generate(requests)
+    target.set_taps(taps)
+    rounds = sum(completion.rounds for completion in completions)
+    return sum(completion.emitted_in_rounds for completion in completions) / max(rounds, 1)

@@ -1,4 +1,8 @@
-"""The training loop: shards in, checkpoints and a drafter out; can be stopped at any step and continued."""
+"""The training loop: features in, checkpoints and metrics out; can be killed at any moment and continued.
+
+Processes, devices and mixed precision are Accelerate's. Every process computes its share of a step's
+documents; the loss is divided by the blocks of the whole step, so the number of processes does not change it.
+"""
 
 from __future__ import annotations
 
@@ -6,139 +10,128 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
-from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
-from slipstream.core.errors import InputError
+from slipstream.core.errors import InputError, TrainingError
 from slipstream.core.options import TrainOptions
-from slipstream.data.blocks import BlockBatch, build_batch, draw_anchors
 from slipstream.data.features import FeatureStore
-from slipstream.model import DraftConfig, Drafter
+from slipstream.model import DraftConfig
+from slipstream.target.device import multiplies_bf16
+from slipstream.train.batches import Batches
+from slipstream.train.checkpoint import Run, save, save_best
 from slipstream.train.evaluate import Forecast, evaluate
-from slipstream.train.muon import Muon
-from slipstream.train.step import FrozenEnds, run_step
+from slipstream.train.step import BlockLoss, FrozenEnds
 
-CHECKPOINT_NAME = "state.pt"
-LOG_NAME = "log.jsonl"
+METRICS_NAME = "metrics.jsonl"
+_RECENT = 50
 
 
-@dataclass
-class Run:
-    """Everything that changes during training; all but `recent` is in a checkpoint.
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands, told after every step.
 
     Attributes:
-        drafter: the weights being trained, float32.
-        average: their running average, which is evaluated and exported.
-        optimizers: one or two.
         step: optimiser steps done.
-        seconds: training time so far, over all sittings.
-        generator: draws order and anchors.
-        recent: acceptance lengths of the last batches, for the progress lines.
+        share: of the run, 0 to 1.
+        loss: of the step, per block.
+        acceptance_length: mean of the last steps' training batches.
+        tokens_per_second: tokens of chats read, over this sitting.
+        seconds_left: expected.
+        forecast: of the step's evaluation, where there was one.
     """
 
-    drafter: Drafter
-    average: Drafter
-    optimizers: list[torch.optim.Optimizer]
-    generator: torch.Generator
-    step: int = 0
-    seconds: float = 0.0
-    recent: list[float] = field(default_factory=list)
+    step: int
+    share: float
+    loss: float
+    acceptance_length: float
+    tokens_per_second: float
+    seconds_left: float
+    forecast: Forecast | None = None
 
 
-def new_run(drafter: Drafter, options: TrainOptions) -> Run:
-    """Begin a run from a drafter's present weights."""
-    generator = torch.Generator().manual_seed(options.seed)
-    average = deepcopy(drafter).requires_grad_(False)
-    return Run(drafter, average, _optimizers(drafter, options), generator)
+Observer = Callable[[Progress], None]
+Evaluation = Callable[[Run], Forecast]
+"""Scores the averaged weights on held-out chats."""
 
 
 def train(
     run: Run,
     ends: FrozenEnds,
     store: FeatureStore,
-    held_out: FeatureStore | None,
+    evaluation: Evaluation | None,
     options: TrainOptions,
     folder: Path,
-    report: Callable[[str], None] = print,
+    observe: Observer | None = None,
+    accelerator: Accelerator | None = None,
 ) -> Forecast | None:
-    """Train until the options' steps or minutes are used up.
+    """Train until the options' steps, epochs or minutes are used up.
 
     Args:
         run: from `new_run`, or continued with `restore`.
         ends: the target's embedding and head.
         store: training documents.
-        held_out: documents for the forecast; None skips it.
+        evaluation: scores held-out chats now and then; None skips it.
         options: loss, schedule and batch settings.
-        folder: receives checkpoints and a log.
-        report: gets one line of progress at a time.
+        folder: receives checkpoints and metrics.
+        observe: is told of every step.
+        accelerator: of a run on several processes or a GPU; None makes one for this process.
 
     Returns:
         The last forecast.
 
     Raises:
-        InputError: the features were taken from other layers than the drafter reads.
+        InputError: the features were taken from other layers than the drafter reads, or a file cannot be
+            written.
+        TrainingError: the loss is not a number; the batch is named and the last checkpoint is whole.
     """
     _check_features(run.drafter.config, store)
     folder.mkdir(parents=True, exist_ok=True)
-    frequent = _frequent_tokens(store, run.drafter.config.vocab_size, options.vocabulary)
+    loop = _Loop(run, ends, store, options, accelerator or accelerator_for(options))
+    _drop_later_metrics(folder / METRICS_NAME, run.step)
     forecast = None
-    batches = _batches(store, run, options)
-    while (progress := _progress(run, options)) < 1:
-        begun = time.perf_counter()
-        acceptance = _one_step(run, ends, next(batches), options, frequent, progress)
-        run.seconds += time.perf_counter() - begun
-        run.recent = [*run.recent[-49:], acceptance]
-        if run.step % options.save_every == 0:
-            save(run, folder)
-        if run.step % options.evaluate_every == 0:
-            forecast = _note(run, ends, held_out, folder, report)
-        elif run.step % 20 == 0:
-            report(_line(run))
-    save(run, folder)
-    return _note(run, ends, held_out, folder, report) if held_out is not None else forecast
+    begun, read = time.perf_counter(), 0
+    while (share := loop.share()) < 1:
+        started = time.perf_counter()
+        loss, acceptance, tokens = loop.step(share)
+        run.seconds += time.perf_counter() - started
+        read += tokens
+        run.recent = [*run.recent[1 - _RECENT :], acceptance]
+        forecast_now = None
+        if loop.main:
+            if evaluation and (run.step % options.evaluate_every == 0 or loop.share() >= 1):
+                forecast_now = forecast = _evaluated(run, evaluation, folder)
+            _log(folder / METRICS_NAME, run, loss, acceptance, forecast_now)
+            if run.step % options.save_every == 0 or loop.share() >= 1:
+                save(run, folder)
+        if observe is not None:
+            share = loop.share()
+            left = run.seconds * (1 - share) / share if share > 0 else math.inf
+            rate = read / (time.perf_counter() - begun)
+            observe(Progress(run.step, share, loss, recent_mean(run), rate, left, forecast_now))
+    loop.accelerator.wait_for_everyone()
+    if forecast is None and evaluation and loop.main:
+        forecast = evaluation(run)
+    return forecast
 
 
-def save(run: Run, folder: Path) -> None:
-    """Write a checkpoint that `restore` continues from; only the current pass over the data is begun anew."""
-    state = {
-        "drafter": run.drafter.state_dict(),
-        "average": run.average.state_dict(),
-        "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
-        "generator": run.generator.get_state(),
-        "torch": torch.get_rng_state(),
-        "step": run.step,
-        "seconds": run.seconds,
-    }
-    torch.save(state, folder / (CHECKPOINT_NAME + ".tmp"))
-    os.replace(folder / (CHECKPOINT_NAME + ".tmp"), folder / CHECKPOINT_NAME)
-
-
-def restore(run: Run, folder: Path) -> bool:
-    """Continue from the folder's checkpoint, if it has one.
-
-    Raises:
-        InputError: the checkpoint is of another drafter shape.
+def accelerator_for(options: TrainOptions, **arguments: Any) -> Accelerator:
+    """Accelerate with the options' precision: products in bf16 where that is asked for or pays, weights in
+    fp32.
     """
-    path = folder / CHECKPOINT_NAME
-    if not path.exists():
-        return False
-    state = torch.load(path, weights_only=True)
-    try:
-        run.drafter.load_state_dict(state["drafter"])
-    except RuntimeError as error:
-        raise InputError(f"{path} is a checkpoint of a drafter of another shape") from error
-    run.average.load_state_dict(state["average"])
-    for optimizer, saved in zip(run.optimizers, state["optimizers"], strict=True):
-        optimizer.load_state_dict(saved)
-    run.generator.set_state(state["generator"])
-    torch.set_rng_state(state["torch"])
-    run.step, run.seconds = state["step"], state["seconds"]
-    return True
+    accelerator = Accelerator(mixed_precision="no", **arguments)
+    native = multiplies_bf16(accelerator.device)
+    if options.precision == "bfloat16" or (options.precision == "auto" and native):
+        accelerator.state._mixed_precision = "bf16"
+        accelerator.native_amp = True
+    return accelerator
 
 
 def rate_at(progress: float, options: TrainOptions) -> float:
@@ -150,34 +143,115 @@ def rate_at(progress: float, options: TrainOptions) -> float:
     return options.learning_rate * (options.final_rate + (1 - options.final_rate) * cosine)
 
 
-def _progress(run: Run, options: TrainOptions) -> float:
-    """Share of the run that is done, by time or by steps."""
-    return run.seconds / (options.minutes * 60) if options.minutes > 0 else run.step / options.steps
+def recent_mean(run: Run) -> float:
+    """Mean acceptance length of the last batches of this sitting; 0.0 before the first."""
+    return sum(run.recent) / max(len(run.recent), 1)
 
 
-def _one_step(
-    run: Run,
-    ends: FrozenEnds,
-    batch: BlockBatch,
-    options: TrainOptions,
-    frequent: Tensor | None,
-    progress: float,
-) -> float:
-    """Forward, backward, update, average; the batch's mean acceptance length."""
-    # The first step would have rate 0 in the warm-up; a small floor keeps it from being lost.
-    rate = max(rate_at(progress, options), options.learning_rate * 1e-3)
+def held_out_evaluation(ends: FrozenEnds, held_out: FeatureStore) -> Evaluation:
+    """Teacher-forced scores of the averaged weights on held-out features."""
+    return lambda run: evaluate(run.average, ends, held_out)
+
+
+class _Loop:
+    """One process's part of the steps."""
+
+    def __init__(
+        self,
+        run: Run,
+        ends: FrozenEnds,
+        store: FeatureStore,
+        options: TrainOptions,
+        accelerator: Accelerator,
+    ) -> None:
+        self.accelerator, self._run, self._options = accelerator, run, options
+        self.main = accelerator.is_main_process
+        self._batches = Batches(store, options, run.drafter.config.block_size - 1)
+        self._steps = options.max_steps
+        if options.epochs:
+            self._steps = max(1, round(options.epochs * self._batches.steps_per_epoch))
+        frequent = _frequent_tokens(store, run.drafter.config.vocab_size, options.vocabulary)
+        device = accelerator.device
+        ends = FrozenEnds(ends.embed, ends.output_VD.to(device))
+        run.drafter.to(device)
+        run.average.to(device)
+        frequent = frequent if frequent is None else frequent.to(device)
+        self._module = accelerator.prepare_model(BlockLoss(run.drafter, ends, options, frequent))
+
+    def share(self) -> float:
+        """How much of the run is done, by time or by steps; the same on all processes."""
+        if self._options.minutes <= 0:
+            return self._run.step / self._steps
+        seconds = torch.tensor(self._run.seconds, device=self.accelerator.device)
+        if self.accelerator.num_processes > 1:
+            seconds = self.accelerator.reduce(seconds, "mean")
+        return float(seconds) / (self._options.minutes * 60)
+
+    def step(self, share: float) -> tuple[float, float, int]:
+        """Forward, backward, update, average; loss per block, mean acceptance length, tokens read."""
+        options, run, accelerator = self._options, self._run, self.accelerator
+        _set_rate(run, max(rate_at(share, options), options.learning_rate * 1e-3))
+        parts = options.accumulate * accelerator.num_processes
+        mine = range(accelerator.process_index, parts, accelerator.num_processes)
+        batches = [self._batches.batch(run.step, part, parts) for part in mine]
+        counts = torch.tensor([0.0, 0.0, 0.0], device=accelerator.device)
+        blocks = torch.tensor(
+            float(sum(b.blocks for b in batches if b is not None)), device=accelerator.device
+        )
+        # Gradients are averaged over processes; dividing by the mean number of blocks makes that the step's
+        # mean.
+        mean_blocks = _reduced(accelerator, blocks) / accelerator.num_processes
+        for place, (part, batch) in enumerate(zip(mine, batches, strict=True)):
+            last = place + 1 == len(batches)
+            with _maybe_unsynchronised(accelerator, self._module, last):
+                if batch is None:
+                    self._nothing().backward()
+                    continue
+                with accelerator.autocast():
+                    result = self._module(batch.to(accelerator.device), self._batches.noise(run.step, part))
+                accelerator.backward(result.loss / mean_blocks)
+            lengths = result.acceptance_BA[result.real_BA].float()
+            counts += torch.stack([result.loss.detach(), lengths.sum(), lengths.new_tensor(len(lengths))])
+        loss, lengths_sum, number = _reduced(accelerator, counts).tolist()  # host: once a step
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"the loss of step {run.step + 1} is not a number; its chats are numbers "
+                f"{self._batches.numbers(run.step)}. The last checkpoint is whole; a lower "
+                "--learning-rate may help"
+            )
+        accelerator.clip_grad_norm_(run.drafter.parameters(), options.clip)
+        for optimizer in run.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        run.step += 1
+        _update_average(run, options.average)
+        tokens = sum(self._batches.lengths(run.step - 1))
+        return loss / max(number, 1), lengths_sum / max(number, 1), tokens
+
+    def _nothing(self) -> Tensor:
+        """A loss of zero that touches every parameter, for a process whose share of a step is empty."""
+        return sum(
+            (p.sum() * 0 for p in self._module.parameters()), torch.zeros((), device=self.accelerator.device)
+        )
+
+
+def _maybe_unsynchronised(accelerator: Accelerator, module: torch.nn.Module, last: bool) -> Any:
+    """Gradients are exchanged with the last accumulated batch only."""
+    return nullcontext() if last else accelerator.no_sync(module)
+
+
+def _reduced(accelerator: Accelerator, values: Tensor) -> Tensor:
+    """Sum over all processes."""
+    if accelerator.num_processes == 1:
+        return values
+    total: Tensor = accelerator.reduce(values, "sum")
+    return total
+
+
+def _set_rate(run: Run, rate: float) -> None:
     for optimizer in run.optimizers:
         for group in optimizer.param_groups:
             group["lr"] = rate
-    result = run_step(run.drafter, ends, batch, options, frequent)
-    result.loss.backward()  # type: ignore[no-untyped-call]
-    torch.nn.utils.clip_grad_norm_(run.drafter.parameters(), options.clip)
-    for optimizer in run.optimizers:
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    run.step += 1
-    _update_average(run, options.average)
-    return float(result.acceptance_BA[result.real_BA].float().mean())
 
 
 @torch.no_grad()
@@ -186,51 +260,6 @@ def _update_average(run: Run, decay: float) -> None:
     decay = min(decay, run.step / (run.step + 10))
     for mean, now in zip(run.average.parameters(), run.drafter.parameters(), strict=True):
         mean.lerp_(now, 1 - decay)
-
-
-def _optimizers(drafter: Drafter, options: TrainOptions) -> list[torch.optim.Optimizer]:
-    """AdamW for all, or Muon for matrices and AdamW for norms."""
-    matrices = [p for p in drafter.parameters() if p.ndim == 2]
-    vectors = [p for p in drafter.parameters() if p.ndim != 2]
-    adam = {"lr": options.learning_rate, "betas": (0.9, 0.95)}
-    if options.optimizer == "adamw":
-        groups = [
-            {"params": matrices, "weight_decay": options.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-        return [torch.optim.AdamW(groups, **adam)]  # type: ignore[arg-type]
-    muon = Muon(matrices, lr=options.learning_rate, weight_decay=options.weight_decay)
-    return [muon, torch.optim.AdamW(vectors, weight_decay=0.0, **adam)]  # type: ignore[arg-type]
-
-
-def _batches(store: FeatureStore, run: Run, options: TrainOptions) -> Iterator[BlockBatch]:
-    """Endless batches: documents shuffled each pass, neighbours of similar length padded together."""
-    while True:
-        order = torch.randperm(len(store), generator=run.generator).tolist()
-        for pool in _chunks(order, options.documents * 16):
-            pool.sort(key=store.length)
-            groups = _chunks(pool, options.documents)
-            for number in torch.randperm(len(groups), generator=run.generator).tolist():
-                batch = _draw(store, groups[number], run, options)
-                if batch is not None:
-                    yield batch
-
-
-def _draw(store: FeatureStore, numbers: list[int], run: Run, options: TrainOptions) -> BlockBatch | None:
-    """One batch of the named documents; None where none of them has an answer long enough."""
-    documents = [store[number] for number in numbers]
-    anchors = [draw_anchors(doc, options.anchors, run.generator) for doc in documents]
-    kept = [(doc, anchor) for doc, anchor in zip(documents, anchors, strict=True) if len(anchor)]
-    if not kept:
-        return None
-    return build_batch(
-        [doc for doc, _ in kept], [anchor for _, anchor in kept], run.drafter.config.block_size - 1
-    )
-
-
-def _chunks(items: list[int], size: int) -> list[list[int]]:
-    """Cut a list into pieces of at most `size`."""
-    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def _frequent_tokens(store: FeatureStore, vocab_size: int, count: int) -> Tensor | None:
@@ -250,31 +279,39 @@ def _check_features(config: DraftConfig, store: FeatureStore) -> None:
         )
 
 
-def _line(run: Run) -> str:
-    """One line of progress."""
-    mean = _recent_mean(run)
-    return f"step {run.step}, {run.seconds / 60:.1f} min, training acceptance length {mean:.3f}"
-
-
-def _recent_mean(run: Run) -> float:
-    """Mean acceptance length of the last batches of this sitting; 0.0 before the first."""
-    return sum(run.recent) / max(len(run.recent), 1)
-
-
-def _note(
-    run: Run, ends: FrozenEnds, held_out: FeatureStore | None, folder: Path, report: Callable[[str], None]
-) -> Forecast | None:
-    """Evaluate the averaged weights, log a JSON line, report it."""
-    if held_out is None:
-        return None
-    forecast = evaluate(run.average, ends, held_out)
-    entry = {
-        "step": run.step,
-        "seconds": round(run.seconds, 1),
-        "training": _recent_mean(run),
-    }
-    with (folder / LOG_NAME).open("a") as log:
-        log.write(json.dumps(entry | asdict(forecast)) + "\n")
-    rates = " ".join(f"{rate:.3f}" for rate in forecast.hit_rate)
-    report(f"{_line(run)}, held-out {forecast.acceptance_length:.3f} (hit rate by slot {rates})")
+def _evaluated(run: Run, evaluation: Evaluation, folder: Path) -> Forecast:
+    """Evaluate the averaged weights; keep them if they are the best so far."""
+    forecast = evaluation(run)
+    if forecast.acceptance_length > run.best:
+        run.best = forecast.acceptance_length
+        save_best(run, folder)
     return forecast
+
+
+def _log(path: Path, run: Run, loss: float, acceptance: float, forecast: Forecast | None) -> None:
+    """One JSON line per step."""
+    entry: dict[str, Any] = {"step": run.step, "seconds": round(run.seconds, 3), "loss": loss}
+    entry["acceptance_length"] = acceptance
+    if forecast is not None:
+        entry["held_out"] = asdict(forecast)
+    try:
+        with path.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; the last checkpoint is whole") from error
+
+
+def _drop_later_metrics(path: Path, step: int) -> None:
+    """Remove lines of steps that will be done again, and a last line that was cut off."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError):
+            continue
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text("".join(line + "\n" for line in kept))
+    os.replace(temporary, path)

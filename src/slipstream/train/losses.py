@@ -1,8 +1,9 @@
-"""The training loss: soft and hard labels over a reduced vocabulary, weighted by slot."""
+"""The training losses: soft and hard labels over a (reduced) vocabulary, weighted by slot; pure functions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +15,15 @@ class SlotScores:
     """Per draft slot: loss, and whether the drafter's first choice is the label.
 
     Attributes:
-        loss_BAK: unweighted loss in nats.
+        loss_BAK: unweighted loss; in nats, or in probability for total variation.
+        overlap_BAK: sum over the candidates of min(target, drafter): the chance that a sampled draft is
+            accepted.
         label_logprob_BAK: log-probability that the drafter gives the label.
         hit_BAK: first choice equals the label.
     """
 
     loss_BAK: Tensor
+    overlap_BAK: Tensor
     label_logprob_BAK: Tensor
     hit_BAK: Tensor
 
@@ -60,10 +64,13 @@ def slot_scores(
     top_BAKJ: Tensor,
     top_logprobs_BAKJ: Tensor,
     soft_share: float,
+    soft: Literal["kl", "tv"] = "kl",
 ) -> SlotScores:
-    """Loss per slot: soft_share * KL(target || drafter) + (1 - soft_share) * cross-entropy.
+    """Loss per slot: soft_share * distance(target, drafter) + (1 - soft_share) * cross-entropy.
 
-    The target is its stored top-J candidates, renormalised to sum to one.
+    The target is its stored top-J candidates, renormalised to sum to one. The distance is KL(target ||
+    drafter), or the total variation 1 - sum min(target, drafter), which is the chance that a sampled draft is
+    rejected (Leviathan et al., arXiv 2211.17192, section 3.2).
 
     Args:
         logits_BAKV: drafter logits over the (reduced) vocabulary.
@@ -71,14 +78,31 @@ def slot_scores(
         top_BAKJ: candidates as indices into V.
         top_logprobs_BAKJ: the target's log-probabilities of the candidates.
         soft_share: 0 hard labels only, 1 soft labels only.
+        soft: which distance.
     """
     logprob_BAKV = F.log_softmax(logits_BAKV.float(), dim=-1)
     label_logprob_BAK = logprob_BAKV.gather(-1, label_BAK[..., None])[..., 0]
     teacher_BAKJ = F.log_softmax(top_logprobs_BAKJ, dim=-1)
-    kl_BAK = (teacher_BAKJ.exp() * (teacher_BAKJ - logprob_BAKV.gather(-1, top_BAKJ))).sum(-1)
-    loss_BAK = soft_share * kl_BAK - (1 - soft_share) * label_logprob_BAK
+    drafter_BAKJ = logprob_BAKV.gather(-1, top_BAKJ)
+    overlap_BAK = torch.minimum(teacher_BAKJ.exp(), drafter_BAKJ.exp()).sum(-1)
+    if soft == "tv":
+        distance_BAK = 1 - overlap_BAK
+    else:
+        distance_BAK = (teacher_BAKJ.exp() * (teacher_BAKJ - drafter_BAKJ)).sum(-1)
+    loss_BAK = soft_share * distance_BAK - (1 - soft_share) * label_logprob_BAK
     hit_BAK = logits_BAKV.argmax(-1) == label_BAK
-    return SlotScores(loss_BAK, label_logprob_BAK, hit_BAK)
+    return SlotScores(loss_BAK, overlap_BAK, label_logprob_BAK, hit_BAK)
+
+
+def expected_acceptance(overlap_BAK: Tensor, labelled_BAK: Tensor) -> Tensor:
+    """Expected number of accepted drafts of every block, sum over k of prod over j <= k of the overlap, shape
+    [BA].
+
+    Each overlap is the chance that a draft sampled at its slot is accepted, taken as independent of the
+    others (Leviathan et al., arXiv 2211.17192, section 3.3, with a rate per slot). Slots with no label end
+    the block.
+    """
+    return (overlap_BAK * labelled_BAK).cumprod(-1).sum(-1)
 
 
 def accepted_lengths(hit_BAK: Tensor, labelled_BAK: Tensor) -> Tensor:

@@ -1,13 +1,15 @@
-"""A drafter from nothing but its target: chats, features, training, checkpoint; each step's files are kept.
+"""A drafter from nothing but its target: chats, features, training, checkpoint; all in one run folder.
 
-Every step looks for its own files first, so a run that was stopped continues where it ended.
+Every step looks for its own files first, so a run that was stopped goes on where it ended.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from slipstream.core.errors import InputError
 from slipstream.core.options import (
@@ -17,100 +19,253 @@ from slipstream.core.options import (
     TargetOptions,
     TrainOptions,
 )
-from slipstream.data.chats import Chat, read_chats, write_chats
+from slipstream.data.chats import Chat
 from slipstream.data.extract import extract_features
 from slipstream.data.features import FeatureStore
-from slipstream.data.synthesize import synthesize
+from slipstream.data.make import ROWS, ChatPlan, make_chats, renderer_for, text_ids
+from slipstream.data.readers import read_chats
 from slipstream.decode import Engine
+from slipstream.formats import read_zlab, write_zlab
 from slipstream.model import DraftConfig, Drafter
 from slipstream.target import Target, load_target
-from slipstream.train.evaluate import Forecast
-from slipstream.train.loop import new_run, restore, train
+from slipstream.train.card import card, draw_curve
+from slipstream.train.checkpoint import Run, new_run, read_best, restore
+from slipstream.train.evaluate import Forecast, decoded_acceptance, evaluate
+from slipstream.train.folder import RunFolder
+from slipstream.train.loop import METRICS_NAME, Observer, train
 from slipstream.train.prepare import fresh_drafter, frozen_ends
 
-#: Rows decoded side by side while the target writes its chats; more rows share the reading of the weights.
-_ROWS = 64
 _HELD_OUT_SHARE = 0.05
-_MOST_HELD_OUT = 40
+_MOST_HELD_OUT = 100
+#: Share of a run's minutes that may go into writing chats, and the least that training gets.
+_WRITING, _TRAINING = 0.4, 0.25
+#: Chats made at once where the clock decides when to stop.
+_SHORT_WAVE = 192
 
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to make and where to keep the files on the way.
+    """What to make.
 
     Attributes:
         target: name of the target, as `load_target` takes it.
-        work: folder for chats, features and training state.
-        chats: how many chats the target writes.
+        out: the run folder.
+        data: file or hub data set of chats; None lets the target write its own.
+        chats: most chats to write or read; 0 sets no limit to what is read.
+        start: drafter to begin from, as `read_zlab` takes it; None makes a new one.
+        resume: go on with the run in the folder.
+        force: throw away the run in the folder.
     """
 
     target: str
-    work: Path
-    chats: int
+    out: Path
+    data: str | None = None
+    chats: int = 20_000
+    start: Path | None = None
+    resume: bool = False
+    force: bool = False
     drafter: DrafterOptions = DrafterOptions()
     synthesis: SynthesisOptions = SynthesisOptions()
     training: TrainOptions = TrainOptions()
     loading: TargetOptions = TargetOptions()
 
 
-def train_drafter(plan: Plan, report: Report = print) -> tuple[Drafter, Forecast | None]:
+@dataclass(frozen=True)
+class Result:
+    """What a run came to.
+
+    Attributes:
+        drafter: folder of the drafter.
+        steps: optimiser steps done.
+        seconds: of training, over all sittings.
+        chats: trained on and held out.
+        answer_tokens: trained on.
+        acceptance_length: teacher-forced on held-out chats; None where none was held out.
+        decoded: by greedy decoding of held-out prompts.
+        hit_rate: teacher-forced, per slot.
+    """
+
+    drafter: Path
+    steps: int
+    seconds: float
+    chats: int
+    answer_tokens: int
+    acceptance_length: float | None
+    decoded: float | None
+    hit_rate: tuple[float, ...]
+
+
+def train_drafter(plan: Plan, report: Report = print, observe: Observer | None = None) -> Result:
     """Run all steps.
 
     Args:
         plan: what to make.
-        report: gets lines of progress.
-
-    Returns:
-        The drafter (running average of the weights) and its held-out forecast.
+        report: gets lines about the steps.
+        observe: is told of every training step.
 
     Raises:
-        InputError: too few chats, or files in the work folder that belong to another plan.
+        InputError: no chats, or a run in the folder that belongs to another plan.
+        TrainingError: the loss is not a number.
     """
-    if plan.chats < 2:
-        raise InputError(f"at least 2 chats are needed, one of them held out, not {plan.chats}")
-    plan.work.mkdir(parents=True, exist_ok=True)
+    begun = time.perf_counter()
+    folder = RunFolder(plan.out)
+    folder.open(_asked(plan), plan.resume, plan.force)
     target = load_target(plan.target, plan.loading, report)
-    config = _config(target, plan.drafter)
-    chats = _chats(plan, target, report)
-    held = max(1, min(_MOST_HELD_OUT, int(len(chats) * _HELD_OUT_SHARE)))
-    folders = plan.work / "features", plan.work / "held-out"
-    for folder, part in zip(folders, (chats[held:], chats[:held]), strict=True):
-        extract_features(target, part, config.target_layer_ids, folder, report=report)
+    chats = _chats(plan, folder, target, report)
     # Packed weights are for decoding only; training copies layers and needs them as they are.
-    plain = load_target(plan.target, replace(plan.loading, pack=False), report)
-    store, held_out = FeatureStore(folders[0]), FeatureStore(folders[1])
-    drafter, copied = fresh_drafter(config, plain, store, plan.training)
-    report(f"drafter starts from {'the last target layers' if copied else 'random weights'}")
+    plain = (
+        load_target(plan.target, replace(plan.loading, pack=False), report) if plan.loading.pack else target
+    )
+    drafter = None if plan.start is None else _started(plan.start, target)
+    config = _config(target, plan.drafter) if drafter is None else drafter.config
+    held = _held_out(len(chats))
+    parts = [chat for n, chat in enumerate(chats) if n not in held], [chats[n] for n in sorted(held)]
+    for path, part in zip((folder.features, folder.held_out), parts, strict=True):
+        if part:
+            extract_features(target, part, config.target_layer_ids, path, report=report)
+    store = FeatureStore(folder.features)
+    held_out = FeatureStore(folder.held_out) if held else None
+    if drafter is None:
+        drafter, copied = fresh_drafter(config, plain, store, plan.training)
+        report(f"the drafter starts from {'late layers of the target' if copied else 'random weights'}")
     run = new_run(drafter, plan.training)
-    if restore(run, plan.work / "run"):
+    if restore(run, folder.path):
         report(f"continuing at step {run.step}")
-    forecast = train(run, frozen_ends(plain), store, held_out, plan.training, plan.work / "run", report)
-    return run.average, forecast
+    options = _within(plan.training, time.perf_counter() - begun)
+    ends = frozen_ends(plain)
+    evaluation = None
+    if held_out is not None:
+        store_held, prompts = held_out, parts[1][: options.decode_prompts]
+
+        def evaluation(run: Run) -> Forecast:
+            forecast = evaluate(run.average, ends, store_held)
+            decoded = decoded_acceptance(target, run.average, prompts) if prompts else None
+            return replace(forecast, decoded=decoded)
+
+    forecast = train(run, ends, store, evaluation, options, folder.path, observe)
+    forecast = _take_best(run, forecast, evaluation, folder)
+    result = _result(run, forecast, folder, len(chats), store)
+    write_zlab(run.average, folder.drafter, force=True)
+    draw_curve(folder.path / METRICS_NAME, folder.path / "curve.png")
+    text = card(folder.record(), result, target.info.name, run.average.config)
+    (folder.drafter / "README.md").write_text(text, encoding="utf-8")
+    return result
+
+
+def _asked(plan: Plan) -> dict[str, Any]:
+    """The options that a run is held to."""
+    return {
+        "target": plan.target,
+        "data": plan.data,
+        "chats": plan.chats,
+        "start": None if plan.start is None else str(plan.start),
+        "drafter": asdict(plan.drafter),
+        "synthesis": asdict(plan.synthesis),
+        "training": asdict(plan.training),
+        "loading": asdict(plan.loading),
+    }
+
+
+def _chats(plan: Plan, folder: RunFolder, target: Target, report: Report) -> list[Chat]:
+    """Chats of the plan's data, of an earlier sitting, or new ones."""
+    renderer = renderer_for(target, plan.synthesis.thinking)
+    source: str | Path = folder.chats if plan.data is None else plan.data
+    if plan.data is None and not folder.chats.exists():
+        engine = Engine(target, None, EngineOptions(max_rows=ROWS))
+        minutes = plan.training.minutes * _WRITING
+        wanted = ChatPlan(plan.chats, options=plan.synthesis, minutes=minutes)
+        if minutes:
+            wanted = replace(wanted, wave=_SHORT_WAVE)
+        made = make_chats(target, engine.generate, wanted, folder.chats, report=report)
+        report(f"{made.chats} chats, {made.answer_tokens} answer tokens in {made.seconds:.0f} s")
+    ids = None if target.tokenizer is None else text_ids(target)
+    reading = read_chats(source, renderer, ids, plan.synthesis.thinking, plan.chats or None)
+    if reading.skipped:
+        report(f"{reading.skipped} records of {source} have no answer and are left out")
+    if not reading.chats:
+        raise InputError(f"{source} holds no chat with an answer, so there is nothing to train on")
+    outside = next(
+        (t for c in reading.chats for t in c.token_ids if not 0 <= t < target.info.vocab_size), None
+    )
+    if outside is not None:
+        raise InputError(
+            f"{source} holds token {outside}, which is outside the vocabulary of {target.info.name}"
+        )
+    return [_shortened(chat, target.info.max_context) for chat in reading.chats]
+
+
+def _shortened(chat: Chat, longest: int) -> Chat:
+    """A chat that fits the target's context: its end is cut off."""
+    if len(chat.token_ids) <= longest:
+        return chat
+    answers = tuple((start, min(end, longest)) for start, end in chat.answers if start < longest)
+    return replace(chat, token_ids=chat.token_ids[:longest], answers=answers)
+
+
+def _held_out(count: int) -> frozenset[int]:
+    """Numbers of the chats that are held out, spread evenly; none of a single chat."""
+    if count < 2:
+        return frozenset()
+    held = max(1, min(_MOST_HELD_OUT, int(count * _HELD_OUT_SHARE)))
+    return frozenset((n * count) // held for n in range(held))
+
+
+def _started(path: Path, target: Target) -> Drafter:
+    """An existing drafter, in float32."""
+    drafter = read_zlab(path).float()
+    if drafter.config.target_width != target.info.width:
+        raise InputError(
+            f"the drafter in {path} reads a target of width {drafter.config.target_width}, "
+            f"but {target.info.name} has width {target.info.width}"
+        )
+    return drafter
 
 
 def _config(target: Target, options: DrafterOptions) -> DraftConfig:
     """The drafter's shape for this target."""
     return DraftConfig.for_target(
         target.info,
-        num_layers=options.layers,
+        num_layers=options.num_layers,
         block_size=options.block_size,
         num_taps=options.taps,
         mask_token_id=None if options.mask_token_id < 0 else options.mask_token_id,
     )
 
 
-def _chats(plan: Plan, target: Target, report: Report) -> list[Chat]:
-    """The chats of an earlier sitting, or new ones."""
-    path = plan.work / "chats.jsonl"
-    if path.exists():
-        chats = read_chats(path)
-        if len(chats) < plan.chats:
-            raise InputError(
-                f"{path} holds {len(chats)} chats, fewer than {plan.chats}; remove it to begin anew"
-            )
-        return chats[: plan.chats]
-    engine = Engine(target, None, EngineOptions(max_rows=_ROWS))
-    write_chats(path, synthesize(engine, plan.chats, plan.synthesis, report))
-    return read_chats(path)
+def _within(options: TrainOptions, used_s: float) -> TrainOptions:
+    """What is left of the run's minutes once chats and features are there; training gets a quarter at
+    least.
+    """
+    if not options.minutes:
+        return options
+    return replace(options, minutes=max(options.minutes - used_s / 60, options.minutes * _TRAINING))
+
+
+def _take_best(
+    run: Run, forecast: Forecast | None, evaluation: Callable[[Run], Forecast] | None, folder: RunFolder
+) -> Forecast | None:
+    """Put the best weights back where the last ones fell behind."""
+    if forecast is None or evaluation is None or forecast.acceptance_length >= run.best:
+        return forecast
+    weights = read_best(folder.path)
+    if weights is None:
+        return forecast
+    run.average.load_state_dict(weights)
+    return evaluation(run)
+
+
+def _result(
+    run: Run, forecast: Forecast | None, folder: RunFolder, chats: int, store: FeatureStore
+) -> Result:
+    return Result(
+        drafter=folder.drafter,
+        steps=run.step,
+        seconds=round(run.seconds, 1),
+        chats=chats,
+        answer_tokens=store.answer_tokens(),
+        acceptance_length=None if forecast is None else forecast.acceptance_length,
+        decoded=None if forecast is None else forecast.decoded,
+        hit_rate=() if forecast is None else forecast.hit_rate,
+    )

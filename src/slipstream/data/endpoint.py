@@ -1,0 +1,106 @@
+"""Answers from an OpenAI-compatible server of the same target, in place of our own decoding.
+
+Not a client for anyone's chats: prompts are sent as token ids to `/v1/completions`, so that the template is
+ours, and what the server says is turned back into ids (it sends them itself where it can).
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from slipstream.core.errors import InputError
+from slipstream.core.records import Completion, Request
+
+_TIMEOUT_S = 600
+_STREAMS = 64
+
+
+class Endpoint:
+    """A server that continues prompts of token ids.
+
+    Args:
+        url: of the server, with or without `/v1`.
+        tokenizer: of the target.
+        end_ids: tokens that end an answer; the first is put behind an answer that the server says has ended.
+        model: name to ask for; None takes the first that the server lists.
+        api_key: sent as a bearer token.
+
+    Raises:
+        InputError: no server answers there.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        tokenizer: Any,
+        end_ids: Sequence[int],
+        model: str | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        base = url.rstrip("/")
+        self._base = base if base.endswith("/v1") else base + "/v1"
+        self._tokenizer, self._key = tokenizer, api_key
+        eos = tokenizer.eos_token_id
+        self._end = eos if eos is not None else next(iter(end_ids), None)
+        self._model = model or str(self._call("/models", None)["data"][0]["id"])
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Continue all prompts, many at a time; completions in the order of the requests.
+
+        Raises:
+            InputError: the server refuses a request or goes away.
+        """
+        with ThreadPoolExecutor(_STREAMS) as pool:
+            return list(pool.map(self._one, requests))
+
+    def _one(self, request: Request) -> Completion:
+        sampling = request.sampling
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": list(request.prompt_ids),
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "seed": sampling.seed % 2**31,
+            "top_p": sampling.top_p,
+            "return_token_ids": True,
+        }
+        if sampling.top_k:
+            body["top_k"] = sampling.top_k
+        choice = self._call("/completions", body)["choices"][0]
+        text = str(choice["text"])
+        ended = choice.get("finish_reason") == "stop"
+        ids = choice.get("token_ids")
+        if not ids:
+            ids = self._tokenizer(text, add_special_tokens=False).input_ids
+            ids = [*ids, self._end] if ended and self._end is not None else ids
+        return Completion(
+            text=text,
+            token_ids=tuple(ids),
+            prompt_tokens=len(request.prompt_ids),
+            finish_reason="stop" if ended else "length",
+            rounds=0,
+            emitted_in_rounds=0,
+            accepted_per_position=(),
+            ttft_s=0.0,
+            decode_s=0.0,
+        )
+
+    def _call(self, path: str, body: dict[str, Any] | None) -> Any:
+        headers = {"Content-Type": "application/json"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        data = None if body is None else json.dumps(body).encode()
+        call = urllib.request.Request(self._base + path, data, headers)
+        try:
+            with urllib.request.urlopen(call, timeout=_TIMEOUT_S) as reply:
+                return json.load(reply)
+        except urllib.error.HTTPError as error:
+            said = " ".join(error.read(300).decode(errors="replace").split())
+            raise InputError(f"{self._base}{path} answers {error.code}: {said}") from error
+        except (OSError, ValueError) as error:
+            raise InputError(f"no OpenAI-compatible server answers at {self._base}: {error}") from error
