@@ -294,8 +294,9 @@ def test_a_fault_in_a_round_leaves_the_engine_usable(where: str, monkeypatch: py
     engine = Engine(target, proposer)
     request = Request(PROMPTS[1], parse("max_tokens=15"))
     if where == "inside the model":
-        layer = target.layers[1]
-        monkeypatch.setattr(layer, "forward", fail_once(layer.forward, 4))
+        lean = target._lean
+        assert lean is not None
+        monkeypatch.setattr(lean, "_act", fail_once(lean._act, 4))
     else:
         owner = target if where == "verify" else proposer
         monkeypatch.setattr(owner, where, fail_once(getattr(owner, where), 3))

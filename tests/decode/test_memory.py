@@ -30,12 +30,12 @@ class CountingTarget:
 
     def new_cache(self, rows: int, slots: int) -> Any:
         """Only its size is asked for."""
-        return SimpleNamespace(rows=rows, slots=slots, clear=lambda slots: None)
+        return SimpleNamespace(rows=rows, slots=slots, clear=lambda row_B=None: None)
 
     def _logits(self, ids: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.one_hot((ids + 1) % VOCAB, VOCAB).float()
 
-    def prefill(self, ids: torch.Tensor, length: torch.Tensor, cache: Any, chunk: int) -> Any:
+    def prefill(self, ids: torch.Tensor, length: torch.Tensor, cache: Any, chunk: int, row_B: Any) -> Any:
         """Logits after the last token of each row."""
         last = ids.gather(1, length[:, None] - 1)[:, 0]
         return SimpleNamespace(logits_BV=self._logits(last), features_BLE=torch.zeros(*ids.shape, 1))

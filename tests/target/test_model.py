@@ -129,17 +129,32 @@ def test_a_failed_pass_leaves_the_target_usable(target):
     target.set_taps(())
 
 
-def test_rows_can_be_dropped_and_reordered(target):
+def test_rows_are_filled_one_after_another(target):
+    """A prompt read into some rows leaves the others as they are, and finds nothing of what its row held."""
     ids_BL, length_B = torch.randint(3, 97, (3, 6)), torch.tensor([6, 4, 5])
-    cache = target.new_cache(3, 10)
+    cache = target.new_cache(3, 20)
     target.prefill(ids_BL, length_B, cache)
-    row_B = torch.tensor([2, 0])
-    cache.keep(row_B)
-    ids_BT = torch.randint(3, 97, (2, 3))
-    kept = target.verify(ids_BT, length_B[row_B], cache).logits_BTV
-    for row, source in enumerate(row_B.tolist()):
-        text = torch.cat([ids_BL[source, : length_B[source]], ids_BT[row]])
-        torch.testing.assert_close(kept[row], target.recompute(text[None])[0, -3:], atol=1e-4, rtol=1e-4)
+    fresh_BL, fresh_B, row_B = torch.randint(3, 97, (2, 9)), torch.tensor([9, 7]), torch.tensor([2, 0])
+    cache.clear(row_B)
+    target.prefill(fresh_BL, fresh_B, cache, chunk=4, row_B=row_B)
+    texts = [fresh_BL[1, :7], ids_BL[1, :4], fresh_BL[0, :9]]
+    ids_BT = torch.randint(3, 97, (3, 3))
+    start_B = torch.tensor([len(text) for text in texts])
+    found = target.verify(ids_BT, start_B, cache).logits_BTV
+    for row, text in enumerate(texts):
+        whole = torch.cat([text, ids_BT[row]])
+        torch.testing.assert_close(found[row], target.recompute(whole[None])[0, -3:], atol=1e-4, rtol=1e-4)
+
+
+def test_a_cache_grows_with_what_is_read(target):
+    """On a CPU the buffers are as long as the longest pass so far; what they held stays."""
+    text_L = torch.randint(3, 97, (12,))
+    cache = target.new_cache(1, 500)
+    for position in range(0, 12, 3):
+        part_BT = text_L[None, position : position + 3]
+        found = target.verify(part_BT, torch.tensor([position]), cache, position + 3).logits_BTV
+    torch.testing.assert_close(found[0], target.recompute(text_L[None])[0, -3:], atol=1e-4, rtol=1e-4)
+    assert cache._buffers[0][0].shape[2] == 12
 
 
 def test_drafts_past_the_context_limit_do_no_harm():
@@ -175,7 +190,7 @@ def test_the_self_test_finds_a_wrong_window():
 
 
 def test_code_that_cannot_take_the_cache_is_one_sentence():
-    model = build("llama")
+    model = build("olmo2")  # a family that runs its own modules
     original = model.model.forward
 
     def forward(input_ids=None, position_ids=None, cache=None, **kwargs):

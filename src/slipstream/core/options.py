@@ -253,17 +253,17 @@ class SynthesisOptions:
 
 @dataclass(frozen=True)
 class DrafterOptions:
-    """The shape of a new drafter; everything else about it follows from its target.
+    """The shape of a drafter; everything else about it follows from its target.
 
     Attributes:
         num_layers: draft layers.
-        block_size: slots of a block, the anchor included.
+        block_size: slots of a block, the anchor included; 0 takes 8, or those of the drafter that is begun from.
         taps: target layers whose outputs it reads.
         mask_token_id: a token that is never said, whose embedding fills the slots; -1 takes the last
             row of the embedding that ends no text.
     """
 
     num_layers: int = 3
-    block_size: int = 8
+    block_size: int = 0
     taps: int = 5
     mask_token_id: int = -1

@@ -158,13 +158,16 @@ class Engine:
     def _first_choice(
         self, requests: list[Request], logits_BV: torch.Tensor, length_B: torch.Tensor
     ) -> torch.Tensor:
-        """The target's own choice in every mode; filters look at all tokens here, as it runs only once."""
+        """The target's own choice in every mode."""
         info, device = self.target.info, self.target.device
         history = History(requests, info.vocab_size, info.eos_token_ids, device)
         settings = RowSettings.of([request.sampling for request in requests], info.vocab_size, device)
         position_BT = length_B[:, None]
         logits_BTV = history.adjust(logits_BV[:, None], length_B.new_empty(len(requests), 0), position_BT)
-        return choose(logits_BTV, position_BT, settings, info.vocab_size).ids_BT[:, 0]
+        choice = choose(logits_BTV, position_BT, settings)
+        if choice.short_B.any():
+            choice = choose(logits_BTV, position_BT, settings, info.vocab_size)
+        return choice.ids_BT[:, 0]
 
     def _advance(
         self, batch: Batch, table: list[Tracker | None], lengths: list[int], visible: int

@@ -1,8 +1,8 @@
 """Muon: momentum, then the update of each matrix replaced by its nearest orthogonal one.
 
 Source: Jordan et al., "Muon" (2024), with the scale of Liu et al., arXiv 2502.16982 (0.2 * sqrt(larger)),
-so that learning rates are those of AdamW. The Newton-Schulz polynomials run on the small Gram matrix, which
-for a wide matrix costs a fraction of running them on the matrix itself.
+so that learning rates are those of AdamW. Where bfloat16 is no faster, the Newton-Schulz polynomials run on the
+small Gram matrix, which for a wide matrix costs a fraction of running them on the matrix itself.
 """
 
 from __future__ import annotations
@@ -16,14 +16,35 @@ from torch import Tensor
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
-def orthogonalise(matrix: Tensor, steps: int = 5) -> Tensor:
-    """Push all singular values of a 2-D matrix towards one.
+def orthogonalise(matrix: Tensor, steps: int = 5, low_precision: bool = False) -> Tensor:
+    """Push all singular values of a 2-D matrix towards one: X <- (aI + bXX' + c(XX')^2) X, `steps` times.
 
-    X <- (aI + bXX' + c(XX')^2) X is a polynomial in the Gram matrix: the product of all steps comes first.
+    Args:
+        matrix: float32.
+        steps: of the iteration.
+        low_precision: products in bfloat16, as the write-up does it: faster where the hardware multiplies that, and
+            the directions of small singular values become noisy.
+
+    Returns:
+        float32, of the same shape.
     """
     tall = matrix.shape[0] > matrix.shape[1]
     wide = (matrix.T if tall else matrix).float()
     wide = wide / (wide.norm() + 1e-7)
+    result = _step_by_step(wide.bfloat16(), steps).float() if low_precision else _through_gram(wide, steps)
+    return result.T if tall else result
+
+
+def _step_by_step(wide: Tensor, steps: int) -> Tensor:
+    """The iteration as it is written: rounding errors of one step are worked on by the next."""
+    for _ in range(steps):
+        gram = wide @ wide.T
+        wide = _A * wide + (_B * gram + _C * (gram @ gram)) @ wide
+    return wide
+
+
+def _through_gram(wide: Tensor, steps: int) -> Tensor:
+    """All steps as one polynomial in the Gram matrix, applied once: fewer operations, but no second chance."""
     gram = wide @ wide.T
     total = torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device)
     eye = total
@@ -32,17 +53,22 @@ def orthogonalise(matrix: Tensor, steps: int = 5) -> Tensor:
         total = factor @ total
         if step + 1 < steps:
             gram = factor @ gram @ factor
-    result = total @ wide
-    return (result.T if tall else result).to(matrix.dtype)
+    return total @ wide
 
 
 class Muon(torch.optim.Optimizer):
     """Muon with Nesterov momentum and decoupled weight decay, for 2-D parameters only."""
 
     def __init__(
-        self, params: Iterable[Tensor], lr: float = 2e-3, momentum: float = 0.95, weight_decay: float = 0.0
+        self,
+        params: Iterable[Tensor],
+        lr: float = 2e-3,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        low_precision: bool = False,
     ) -> None:
-        """Args are those of any optimiser; `params` must all be matrices."""
+        """Args are those of any optimiser; `params` must all be matrices; `low_precision` is `orthogonalise`'s."""
+        self._low_precision = low_precision
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -58,4 +84,6 @@ class Muon(torch.optim.Optimizer):
                 update = parameter.grad.lerp(buffer, group["momentum"])
                 scale = 0.2 * max(parameter.shape) ** 0.5
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(orthogonalise(update), alpha=-group["lr"] * scale)
+                parameter.add_(
+                    orthogonalise(update, low_precision=self._low_precision), alpha=-group["lr"] * scale
+                )

@@ -35,6 +35,7 @@ from slipstream.train.folder import RunFolder
 from slipstream.train.loop import METRICS_NAME, Observer, train
 from slipstream.train.prepare import fresh_drafter, frozen_ends
 
+_BLOCK_SIZE = 8
 _HELD_OUT_SHARE = 0.05
 _MOST_HELD_OUT = 100
 #: Share of a run's minutes that may go into writing chats, and the least that training gets.
@@ -118,7 +119,7 @@ def train_drafter(plan: Plan, report: Report = print, observe: Observer | None =
     plain = (
         load_target(plan.target, replace(plan.loading, pack=False), report) if plan.loading.pack else target
     )
-    drafter = None if plan.start is None else _started(plan.start, target)
+    drafter = None if plan.start is None else _started(plan.start, target, plan.drafter)
     config = _config(target, plan.drafter) if drafter is None else drafter.config
     held = _held_out(len(chats))
     parts = [chat for n, chat in enumerate(chats) if n not in held], [chats[n] for n in sorted(held)]
@@ -212,14 +213,16 @@ def _held_out(count: int) -> frozenset[int]:
     return frozenset((n * count) // held for n in range(held))
 
 
-def _started(path: Path, target: Target) -> Drafter:
-    """An existing drafter, in float32."""
+def _started(path: Path, target: Target, options: DrafterOptions) -> Drafter:
+    """An existing drafter, in float32; only its blocks may be asked to be of another size."""
     drafter = read_zlab(path).float()
     if drafter.config.target_width != target.info.width:
         raise InputError(
             f"the drafter in {path} reads a target of width {drafter.config.target_width}, "
             f"but {target.info.name} has width {target.info.width}"
         )
+    if options.block_size:
+        drafter.config = replace(drafter.config, block_size=options.block_size)
     return drafter
 
 
@@ -228,7 +231,7 @@ def _config(target: Target, options: DrafterOptions) -> DraftConfig:
     return DraftConfig.for_target(
         target.info,
         num_layers=options.num_layers,
-        block_size=options.block_size,
+        block_size=options.block_size or _BLOCK_SIZE,
         num_taps=options.taps,
         mask_token_id=None if options.mask_token_id < 0 else options.mask_token_id,
     )
