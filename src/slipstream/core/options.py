@@ -257,7 +257,8 @@ class DrafterOptions:
 
     Attributes:
         num_layers: draft layers.
-        block_size: slots of a block, the anchor included; 0 takes 8, or those of the drafter that is begun from.
+        block_size: slots of a block, the anchor included; 0 takes 8, or those of the drafter that is begun
+            from.
         taps: target layers whose outputs it reads.
         mask_token_id: a token that is never said, whose embedding fills the slots; -1 takes the last
             row of the embedding that ends no text.

@@ -20,7 +20,7 @@ from slipstream.core.options import SynthesisOptions
 from slipstream.data.chats import Chat, from_record, to_line
 from slipstream.data.readers import messages_of, read_chats, records
 from slipstream.data.render import Renderer
-from slipstream.data.synthesize import WAVE, Generate, answer, continue_text, synthesize
+from slipstream.data.synthesize import WAVE, Generate, Writer, answer, continue_text, synthesize
 from slipstream.target import Target
 
 #: Rows decoded side by side; more rows share the reading of the weights.
@@ -149,7 +149,8 @@ def _waves(target: Target, generate: Generate, plan: ChatPlan, done: Sequence[Ch
     if plan.prompts is not None:
         yield from _from_prompts(target, generate, plan, renderer, len(done))
     elif renderer is not None:
-        yield from synthesize(generate, renderer, target.tokenizer, plan.count, plan.options, done, plan.wave)
+        writer = Writer(generate, renderer, target.tokenizer, target.info.max_context)
+        yield from synthesize(writer, plan.count, plan.options, done, plan.wave)
     else:
         for first in range(len(done), plan.count, plan.wave):
             size = min(plan.wave, plan.count - first)
@@ -179,7 +180,8 @@ def _from_prompts(
                 if messages is None:
                     raise InputError(f"{where} holds no messages and no prompt")
                 prompts.append(messages)
-            yield answer(generate, renderer, target.tokenizer, prompts, plan.options, first)
+            writer = Writer(generate, renderer, target.tokenizer, target.info.max_context)
+            yield answer(writer, prompts, plan.options, first)
         first += len(batch)
 
 

@@ -111,14 +111,19 @@ class Renderer:
     def _answer_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """What the target says in the last turn, its end token included."""
         whole, prompt = self._text(messages, False), self.prompt_text(messages[:-1])
-        content = str(messages[-1].get("content") or "")
+        content = str(messages[-1].get("content") or "").strip()  # templates may trim it
         if whole.startswith(prompt):
             text = whole[len(prompt) :]
-            rest_at = max(text.rfind(content), 0) + len(content)
+            place = text.rfind(content)
+            rest_at = 0 if place < 0 else place + len(content)
         else:
             # The opened turn holds something that the finished one lacks (an empty thought): only what
             # follows the content is read off the template.
-            _, _, tail = whole.rpartition(content.strip()) if content.strip() else ("", "", whole[-64:])
+            if content not in whole:
+                raise InputError(
+                    "the chat template changes an answer's text, so what was said cannot be marked"
+                )
+            _, _, tail = whole.rpartition(content) if content else ("", "", whole[-64:])
             text, rest_at = content + tail, len(content)
         ends = [place + len(end) for end in self._end_texts if (place := text.find(end, rest_at)) >= 0]
         if ends:

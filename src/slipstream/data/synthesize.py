@@ -22,8 +22,27 @@ Generate = Callable[[Sequence[Request]], Sequence[Completion]]
 
 #: Most chats made at once. They are lost when the program is killed, and more of them keep the rows full.
 WAVE = 1024
+# Fewer first questions at once would leave rows idle, and some of them are thrown away.
+_LEAST = 32
 # So many waves without a new chat mean that there is nothing more to come.
 _BARREN = 5
+
+
+@dataclass(frozen=True)
+class Writer:
+    """The target as a writer of chats.
+
+    Attributes:
+        generate: decodes with the target, best many requests at once.
+        renderer: of the target's chat template.
+        tokenizer: of the target.
+        room: longest sequence in tokens; a chat that has grown to it ends.
+    """
+
+    generate: Generate
+    renderer: Renderer
+    tokenizer: Any
+    room: int
 
 
 @dataclass
@@ -38,9 +57,7 @@ class _Growing:
 
 
 def synthesize(
-    generate: Generate,
-    renderer: Renderer,
-    tokenizer: Any,
+    writer: Writer,
     count: int,
     options: SynthesisOptions,
     done: Iterable[Chat] = (),
@@ -49,9 +66,7 @@ def synthesize(
     """Yield waves of chats with distinct first turns until there are `count`.
 
     Args:
-        generate: decodes with the target, best many requests at once.
-        renderer: of the target's chat template.
-        tokenizer: of the target.
+        writer: the target.
         count: chats wanted, those done included.
         options: temperatures, lengths, turns and seed.
         done: chats of an earlier sitting with the same options; what follows is as if it had not been
@@ -66,25 +81,23 @@ def synthesize(
     made, number = len(earlier), max((chat.number + 1 for chat in earlier), default=0)
     barren = 0
     while made < count:
-        size = min(wave, (count - made) * 9 // 8 + 2)
+        size = min(wave, max(_LEAST, (count - made) * 9 // 8))
         growing = [_begin(n, options) for n in range(number, number + size)]
         number += size
-        fresh = _ask(generate, renderer, growing, options, seen)
+        fresh = _ask(writer, growing, options, seen)
         seen.update(chat.messages[0]["content"] for chat in fresh[: count - made])
         barren = 0 if fresh else barren + 1
         if barren == _BARREN:
             raise InputError(
                 f"the target wrote no new user turn in {_BARREN} batches; {made} of {count} chats were made"
             )
-        chats = _converse(generate, renderer, tokenizer, fresh[: count - made], options)
+        chats = _converse(writer, fresh[: count - made], options)
         made += len(chats)
         yield chats
 
 
 def answer(
-    generate: Generate,
-    renderer: Renderer,
-    tokenizer: Any,
+    writer: Writer,
     prompts: Sequence[Sequence[Message]],
     options: SynthesisOptions,
     first: int = 0,
@@ -92,15 +105,13 @@ def answer(
     """The target's own answers to given user turns; answers that the prompts hold are replaced.
 
     Args:
-        generate: decodes with the target.
-        renderer: of the target's chat template.
-        tokenizer: of the target.
+        writer: the target.
         prompts: chats, each with a user turn; system messages stay where they are.
         options: temperature and length of the answers, and seed.
         first: number of the first chat.
 
     Returns:
-        A chat per prompt, cut short where an answer did not end.
+        A chat per prompt, cut short where an answer did not end; none where the prompt fills the context.
 
     Raises:
         InputError: a prompt has no user turn; it is named.
@@ -118,9 +129,9 @@ def answer(
                 chat.messages.append(rest.pop(0))
                 if chat.messages[-1]["role"] == "user":
                     break
-        _answer(generate, renderer, tokenizer, [chat for chat, _ in going], options)
+        _answer(writer, [chat for chat, _ in going], options)
         going = [(c, rest) for c, rest in going if c.messages[-1]["role"] == "assistant" and _asks(rest)]
-    return [_finished(chat, options) for chat, _ in scripts]
+    return [_finished(chat, options) for chat, _ in scripts if chat.document is not None]
 
 
 def continue_text(
@@ -166,16 +177,18 @@ def _begin(number: int, options: SynthesisOptions) -> _Growing:
 
 
 def _ask(
-    generate: Generate,
-    renderer: Renderer,
+    writer: Writer,
     growing: list[_Growing],
     options: SynthesisOptions,
     seen: set[str] | None = None,
 ) -> list[_Growing]:
     """Sample the next user turn of every chat; those with an empty, endless or repeated one are dropped."""
+    openings = [writer.renderer.user_opening_ids(chat.messages) for chat in growing]
+    # One token at least to ask with, and one to answer.
+    asking = [(chat, ids) for chat, ids in zip(growing, openings, strict=True) if len(ids) + 1 < writer.room]
     requests = [
         Request(
-            renderer.user_opening_ids(chat.messages),
+            opening,
             SamplingOptions(
                 temperature=options.prompt_temperature,
                 top_k=options.prompt_top_k,
@@ -183,11 +196,11 @@ def _ask(
                 seed=seed_of(options, chat.number, f"user {len(chat.messages)}"),
             ),
         )
-        for chat in growing
+        for chat, opening in asking
     ]
     used = set(seen or ())
     kept = []
-    for chat, completion in zip(growing, generate(requests), strict=True):
+    for (chat, _), completion in zip(asking, writer.generate(requests), strict=True):
         turn = completion.text.strip()
         if completion.finish_reason != "stop" or not turn or (seen is not None and turn in used):
             continue
@@ -198,39 +211,37 @@ def _ask(
 
 
 def _converse(
-    generate: Generate,
-    renderer: Renderer,
-    tokenizer: Any,
+    writer: Writer,
     growing: list[_Growing],
     options: SynthesisOptions,
 ) -> list[Chat]:
     """Answer, ask on, answer again, until every chat has its turns."""
     going, turn = growing, 1
     while going:
-        _answer(generate, renderer, tokenizer, going, options)
+        _answer(writer, going, options)
         # An answer that was cut off is no turn that anyone would reply to.
         going = [chat for chat in going if chat.turns > turn and chat.messages[-1]["role"] == "assistant"]
-        going = _ask(generate, renderer, going, options) if going else []
+        going = _ask(writer, going, options)
         turn += 1
     return [_finished(chat, options) for chat in growing if chat.document is not None]
 
 
 def _answer(
-    generate: Generate,
-    renderer: Renderer,
-    tokenizer: Any,
+    writer: Writer,
     growing: list[_Growing],
     options: SynthesisOptions,
 ) -> None:
     """Add the target's answer to every chat."""
-    requests = []
-    for chat in growing:
-        sampling = _answer_sampling(chat, options, f"answer {len(chat.messages)}")
-        requests.append(Request(renderer.prompt_ids(chat.messages), sampling))
-    for chat, request, completion in zip(growing, requests, generate(requests), strict=True):
+    prompts = [writer.renderer.prompt_ids(chat.messages) for chat in growing]
+    answering = [(chat, ids) for chat, ids in zip(growing, prompts, strict=True) if len(ids) < writer.room]
+    requests = [
+        Request(ids, _answer_sampling(chat, options, f"answer {len(chat.messages)}"))
+        for chat, ids in answering
+    ]
+    for (chat, _), request, completion in zip(answering, requests, writer.generate(requests), strict=True):
         chat.document = _extended(chat.document, tuple(request.prompt_ids), tuple(completion.token_ids))
         if completion.finish_reason == "stop":
-            text = tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+            text = writer.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
             chat.messages.append({"role": "assistant", "content": text})
 
 

@@ -1,8 +1,8 @@
 """Muon: momentum, then the update of each matrix replaced by its nearest orthogonal one.
 
 Source: Jordan et al., "Muon" (2024), with the scale of Liu et al., arXiv 2502.16982 (0.2 * sqrt(larger)),
-so that learning rates are those of AdamW. Where bfloat16 is no faster, the Newton-Schulz polynomials run on the
-small Gram matrix, which for a wide matrix costs a fraction of running them on the matrix itself.
+so that learning rates are those of AdamW. Where bfloat16 is no faster, the Newton-Schulz polynomials run on
+the small Gram matrix, which for a wide matrix costs a fraction of running them on the matrix itself.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def orthogonalise(matrix: Tensor, steps: int = 5, low_precision: bool = False) -
     Args:
         matrix: float32.
         steps: of the iteration.
-        low_precision: products in bfloat16, as the write-up does it: faster where the hardware multiplies that, and
-            the directions of small singular values become noisy.
+        low_precision: products in bfloat16, as the write-up does it: faster where the hardware multiplies
+            that, and the directions of small singular values become noisy.
 
     Returns:
         float32, of the same shape.
@@ -44,7 +44,9 @@ def _step_by_step(wide: Tensor, steps: int) -> Tensor:
 
 
 def _through_gram(wide: Tensor, steps: int) -> Tensor:
-    """All steps as one polynomial in the Gram matrix, applied once: fewer operations, but no second chance."""
+    """All steps as one polynomial in the Gram matrix, applied once: fewer operations, but no second
+    chance.
+    """
     gram = wide @ wide.T
     total = torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device)
     eye = total
@@ -67,7 +69,9 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         low_precision: bool = False,
     ) -> None:
-        """Args are those of any optimiser; `params` must all be matrices; `low_precision` is `orthogonalise`'s."""
+        """Args are those of any optimiser; `params` must all be matrices; `low_precision` is
+        `orthogonalise`'s.
+        """
         self._low_precision = low_precision
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
