@@ -22,12 +22,13 @@ from slipstream.model import DraftConfig
 from slipstream.target import Target
 from slipstream.testing import tiny_config, tiny_target
 from slipstream.train.evaluate import evaluate
-from slipstream.train.loop import new_run, restore, save, train
+from slipstream.train.checkpoint import new_run, restore, save
+from slipstream.train.loop import train
 from slipstream.train.prepare import fresh_drafter, frozen_ends
 
 BLOCK = 6
 OPTIONS = TrainOptions(
-    steps=300,
+    max_steps=300,
     documents=10,
     anchors=24,
     learning_rate=1e-2,
@@ -73,7 +74,10 @@ def store(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> FeatureStore:
     chats = [
-        Chat("", tuple(request.prompt_ids), completion.token_ids, 0.8)
+        Chat(
+            (*request.prompt_ids, *completion.token_ids),
+            ((len(request.prompt_ids), len(request.prompt_ids) + len(completion.token_ids)),),
+        )
         for request, completion in zip(requests, spoken, strict=True)
     ]
     folder = tmp_path_factory.mktemp("features")
@@ -102,7 +106,7 @@ def test_twenty_chats_are_learnt_by_heart(
     run = new_run(drafter, OPTIONS)
     ends = frozen_ends(target)
     before = evaluate(run.average, ends, store).acceptance_length
-    train(run, ends, store, None, OPTIONS, tmp_path, report=lambda line: None)
+    train(run, ends, store, None, OPTIONS, tmp_path)
     after = evaluate(run.average, ends, store).acceptance_length
     assert before < 1.5
     assert after > 0.8 * BLOCK
@@ -114,10 +118,10 @@ def test_twenty_chats_are_learnt_by_heart(
 
 
 def test_a_stopped_run_continues(target: Target, store: FeatureStore, tmp_path: Path) -> None:
-    options = replace(OPTIONS, steps=3)
+    options = replace(OPTIONS, max_steps=3)
     drafter, _ = fresh_drafter(config_for(target), target, store, options)
     run = new_run(drafter, options)
-    train(run, frozen_ends(target), store, None, options, tmp_path, report=lambda line: None)
+    train(run, frozen_ends(target), store, None, options, tmp_path)
     assert run.step == 3
     other, _ = fresh_drafter(config_for(target), target, store, replace(options, seed=9))
     again = new_run(other, options)
@@ -126,8 +130,8 @@ def test_a_stopped_run_continues(target: Target, store: FeatureStore, tmp_path: 
     for mine, theirs in zip(run.drafter.parameters(), again.drafter.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     save(again, tmp_path)
-    longer = replace(options, steps=5)
-    train(again, frozen_ends(target), store, None, longer, tmp_path, report=lambda line: None)
+    longer = replace(options, max_steps=5)
+    train(again, frozen_ends(target), store, None, longer, tmp_path)
     assert again.step == 5
 
 

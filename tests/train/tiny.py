@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from slipstream.data.features import Document
+from slipstream.data.features import Document, answer_numbers
 from slipstream.model import DraftConfig
 
 
@@ -41,5 +41,9 @@ def random_document(length: int, prompt: int, seed: int, features: int = 32, can
     top[:-1, 0] = tokens[1:]
     scores = torch.randn(length, candidates, generator=generator).sort(dim=-1, descending=True).values
     return Document(
-        tokens, prompt, torch.randn(length, features, generator=generator), top, scores.log_softmax(-1)
+        tokens,
+        answer_numbers(length, [(prompt, length)]),
+        torch.randn(length, features, generator=generator),
+        top,
+        scores.log_softmax(-1),
     )

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from slipstream.core.errors import InputError, TrainingError
@@ -126,12 +127,12 @@ def accelerator_for(options: TrainOptions, **arguments: Any) -> Accelerator:
     """Accelerate with the options' precision: products in bf16 where that is asked for or pays, weights in
     fp32.
     """
-    accelerator = Accelerator(mixed_precision="no", **arguments)
-    native = multiplies_bf16(accelerator.device)
-    if options.precision == "bfloat16" or (options.precision == "auto" and native):
-        accelerator.state._mixed_precision = "bf16"
-        accelerator.native_amp = True
-    return accelerator
+    device = PartialState().device
+    native = options.precision == "auto" and multiplies_bf16(device)
+    half = options.precision == "bfloat16" or native
+    # The state is the process's; a second run in one process may want another precision.
+    AcceleratorState._reset_state()
+    return Accelerator(mixed_precision="bf16" if half else "no", **arguments)
 
 
 def rate_at(progress: float, options: TrainOptions) -> float:
