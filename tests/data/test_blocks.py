@@ -165,7 +165,9 @@ def test_missing_and_damaged_shards_are_one_sentence(tmp_path: Path) -> None:
         ({"width": 8}, "width"),
     ],
 )
-def test_features_of_something_else_are_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
+def test_features_of_something_else_are_refused(
+    tmp_path: Path, change: dict[str, object], words: str
+) -> None:
     assert open_index(tmp_path, INDEX) == INDEX
     assert open_index(tmp_path, INDEX) == INDEX
     with pytest.raises(InputError, match=f"another {words}"):

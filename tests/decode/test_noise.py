@@ -71,3 +71,10 @@ def test_neighbours_are_uncorrelated() -> None:
         (drawn, other),
     ):
         assert abs((a * b).mean() * 12) < 0.02
+
+
+def test_named_tokens_have_the_noise_that_they_have_among_all() -> None:
+    seeds, positions = torch.tensor([3, -9]), torch.tensor([[0, 5], [7, 7]])
+    ids = torch.tensor([[[4, 0], [99, 4]], [[1, 1], [50, 2]]])
+    every = gumbel(seeds, positions, 100)
+    assert torch.equal(gumbel(seeds, positions, ids), every.gather(-1, ids))

@@ -114,3 +114,30 @@ def test_choices_follow_the_distribution(options: SamplingOptions) -> None:
     position = torch.arange(draws)[None]
     counts = torch.bincount(choose(logits.expand(1, draws, 6), position, one).ids_BT[0], minlength=6)
     assert 0.5 * (counts / draws - expected).abs().sum() < 0.015
+
+
+@pytest.mark.parametrize("step", [1e-9, 0.25, 1.0])
+def test_a_choice_among_few_is_the_choice_among_all(step: float) -> None:
+    """Where every row has a top_k only some tokens get noise; ties, as bf16 logits have them, may need
+    more.
+    """
+    rows = [
+        SamplingOptions(temperature=0.9, top_k=5, seed=1),
+        SamplingOptions(temperature=1.4, top_k=40, top_p=0.8, seed=2),
+        SamplingOptions(temperature=0.7, top_k=12, min_p=0.05, seed=3),
+        SamplingOptions(),
+    ]
+    settings = RowSettings.of(rows, 600, CPU)
+    assert settings.bounded
+    generator = torch.Generator().manual_seed(0)
+    shorts = 0
+    for _ in range(60):
+        logits = (torch.randn(4, 3, 600, generator=generator) * 2 / step).round() * step
+        position = torch.arange(3).expand(4, -1)
+        few = choose(logits, position, settings)
+        every = choose(logits, position, settings, 600)
+        whole = ~few.short_B
+        assert torch.equal(few.ids_BT[whole], every.ids_BT[whole])
+        shorts += int(few.short_B.sum())
+    assert not few.short_B[3]
+    assert (shorts > 0) == (step > 0.1)

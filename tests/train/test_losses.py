@@ -11,6 +11,7 @@ from slipstream.train.losses import (
     accepted_lengths,
     decay_weights,
     dpace_weights,
+    expected_acceptance,
     reduced_vocabulary,
     slot_scores,
 )
@@ -85,3 +86,31 @@ def test_reduced_vocabulary_holds_every_label() -> None:
         torch.tensor([7, 3]), torch.tensor([[9, 3]]), torch.tensor([[[1, 7], [2, 9]]])
     )
     assert vocabulary.tolist() == [1, 2, 3, 7, 9]
+
+
+def test_total_variation_and_overlap_against_loops() -> None:
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(2, 3, 9, generator=generator)
+    labels = torch.randint(0, 9, (2, 3), generator=generator)
+    top = torch.stack([torch.randperm(9, generator=generator)[:4] for _ in range(6)]).view(2, 3, 4)
+    top_logprobs = torch.randn(2, 3, 4, generator=generator)
+    scores = slot_scores(logits, labels, top, top_logprobs, 1.0, "tv")
+    for a in range(2):
+        for k in range(3):
+            q = [math.exp(v) for v in logits[a, k].tolist()]
+            p = [0.0] * 9
+            for j in range(4):
+                p[int(top[a, k, j])] = math.exp(top_logprobs[a, k, j])
+            overlap = sum(min(x / sum(p), y / sum(q)) for x, y in zip(p, q, strict=True))
+            distance = 0.5 * sum(abs(x / sum(p) - y / sum(q)) for x, y in zip(p, q, strict=True))
+            assert scores.overlap_BAK[a, k] == pytest.approx(overlap, abs=1e-6)
+            assert scores.loss_BAK[a, k] == pytest.approx(distance, abs=1e-6)
+
+
+def test_expected_acceptance_is_the_mean_of_simulated_rounds() -> None:
+    overlap = torch.tensor([[0.9, 0.5, 0.8], [0.3, 1.0, 0.2]])
+    labelled = torch.tensor([[True, True, True], [True, True, False]])
+    expected = expected_acceptance(overlap, labelled)
+    assert expected.tolist() == pytest.approx([0.9 + 0.45 + 0.36, 0.3 + 0.3])
+    coins = torch.rand(200_000, 3, generator=torch.Generator().manual_seed(0)) < overlap[0]
+    assert coins.long().cumprod(-1).sum(-1).float().mean() == pytest.approx(float(expected[0]), abs=0.01)

@@ -21,8 +21,8 @@ from slipstream.decode import DraftProposer, Engine
 from slipstream.model import DraftConfig
 from slipstream.target import Target
 from slipstream.testing import tiny_config, tiny_target
-from slipstream.train.evaluate import evaluate
 from slipstream.train.checkpoint import new_run, restore, save
+from slipstream.train.evaluate import evaluate
 from slipstream.train.loop import train
 from slipstream.train.prepare import fresh_drafter, frozen_ends
 

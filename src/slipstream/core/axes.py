@@ -10,6 +10,7 @@ LEGEND: Final[dict[str, str]] = {
     "K": "drafts of a block, T - 1",
     "N": "nodes of a draft tree",
     "L": "context length",
+    "Q": "queries that share a key head: tokens of a pass times heads of a group",
     "S": "keys an attention sees (buffer slots)",
     "D": "model width",
     "E": "feature width: taps x target width",

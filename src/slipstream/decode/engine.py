@@ -144,9 +144,8 @@ class Engine:
         tokens = self._first_choice([tracker.request for tracker in newcomers], filled.logits_BV, length_B)
         now = time.perf_counter()
         pieces = []
-        for row, tracker, token in zip(
-            admitted, newcomers, tokens.tolist(), strict=True
-        ):  # host: first tokens
+        ids: list[int] = tokens.tolist()  # host: once per newcomers
+        for row, tracker, token in zip(admitted, newcomers, ids, strict=True):
             tracker.started_at = started
             lengths[row] = len(tracker.request.prompt_ids)
             pieces.append(tracker.first(token, now))
@@ -165,7 +164,7 @@ class Engine:
         position_BT = length_B[:, None]
         logits_BTV = history.adjust(logits_BV[:, None], length_B.new_empty(len(requests), 0), position_BT)
         choice = choose(logits_BTV, position_BT, settings)
-        if choice.short_B.any():
+        if choice.short_B.any():  # host: once per newcomers
             choice = choose(logits_BTV, position_BT, settings, info.vocab_size)
         return choice.ids_BT[:, 0]
 

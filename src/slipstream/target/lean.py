@@ -130,13 +130,13 @@ class LeanDecoder:
         k_BGSC, v_BGSC = cache.update(qk[:, :, heads:].transpose(1, 2), v_BTGC.transpose(1, 2), number)
         # Query head g * group + j belongs to key/value head g, as transformers repeats them. Rows of a token
         # lie together, so the mask has each token's row `group` times.
-        q_BGRC = (
+        q_BGQC = (
             qk[:, :, :heads]
             .view(rows, tokens, groups, heads // groups, width)
             .transpose(1, 2)
             .reshape(rows, groups, -1, width)
         )
-        mixed = _attention(q_BGRC, k_BGSC, v_BGSC, mask, width**-0.5)
+        mixed = _attention(q_BGQC, k_BGSC, v_BGSC, mask, width**-0.5)
         mixed = mixed.view(rows, groups, tokens, -1, width).transpose(1, 2).reshape(rows, tokens, -1)
         out: Tensor = layer.out(mixed)
         return out
@@ -165,13 +165,13 @@ def lean_decoder(decoder: Any, config: Any, longest: int) -> LeanDecoder | None:
     return LeanDecoder(decoder, config, longest)
 
 
-def _attention(q_BGRC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, mask: Tensor, scale: float) -> Tensor:
+def _attention(q_BGQC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, mask: Tensor, scale: float) -> Tensor:
     """Attention of R = group x T query rows per key/value head."""
-    rows, groups, queries, _ = q_BGRC.shape
-    if q_BGRC.device.type == "cpu" and rows * groups >= _MANY and queries <= 16:
-        scores = torch.matmul(q_BGRC, k_BGSC.transpose(-1, -2)).float() * scale + mask
+    rows, groups, queries, _ = q_BGQC.shape
+    if q_BGQC.device.type == "cpu" and rows * groups >= _MANY and queries <= 16:
+        scores = torch.matmul(q_BGQC, k_BGSC.transpose(-1, -2)).float() * scale + mask
         return torch.matmul(scores.softmax(-1).to(v_BGSC.dtype), v_BGSC)
-    return F.scaled_dot_product_attention(q_BGRC, k_BGSC, v_BGSC, attn_mask=mask, scale=scale)
+    return F.scaled_dot_product_attention(q_BGQC, k_BGSC, v_BGSC, attn_mask=mask, scale=scale)
 
 
 def _fuse(layer: Any, layer_type: str) -> _Layer:

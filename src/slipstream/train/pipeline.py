@@ -114,12 +114,13 @@ def train_drafter(plan: Plan, report: Report = print, observe: Observer | None =
     folder = RunFolder(plan.out)
     folder.open(_asked(plan), plan.resume, plan.force)
     target = load_target(plan.target, plan.loading, report)
+    # Before hours of writing, not after.
+    drafter = None if plan.start is None else _started(plan.start, target, plan.drafter)
     chats = _chats(plan, folder, target, report)
     # Packed weights are for decoding only; training copies layers and needs them as they are.
     plain = (
         load_target(plan.target, replace(plan.loading, pack=False), report) if plan.loading.pack else target
     )
-    drafter = None if plan.start is None else _started(plan.start, target, plan.drafter)
     config = _config(target, plan.drafter) if drafter is None else drafter.config
     held = _held_out(len(chats))
     parts = [chat for n, chat in enumerate(chats) if n not in held], [chats[n] for n in sorted(held)]
@@ -215,7 +216,7 @@ def _held_out(count: int) -> frozenset[int]:
 
 def _started(path: Path, target: Target, options: DrafterOptions) -> Drafter:
     """An existing drafter, in float32; only its blocks may be asked to be of another size."""
-    drafter = read_zlab(path).float()
+    drafter = read_zlab(path).float().train().requires_grad_(True)
     if drafter.config.target_width != target.info.width:
         raise InputError(
             f"the drafter in {path} reads a target of width {drafter.config.target_width}, "
