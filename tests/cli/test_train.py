@@ -98,6 +98,14 @@ def test_an_existing_drafter_is_trained_on(target, chats, tmp_path, capsys):
     assert "Started from" in (second / "drafter" / "README.md").read_text()
 
 
+def test_live_features_leave_no_file_and_a_tracker_may_follow(target, chats, tmp_path):
+    out = tmp_path / "run"
+    options = [*SETTINGS, "--features", "live", "--tracker", "tensorboard"]
+    assert run(["train", "-t", target, "--data", chats, "-o", str(out), *options]) == 0
+    assert not (out / "features").exists()
+    assert list(out.rglob("events.out.tfevents*"))
+
+
 @pytest.mark.parametrize(
     ("lines", "words"),
     [

@@ -17,6 +17,7 @@ from slipstream.core.records import Completion, Request
 from slipstream.data.chats import Chat
 from slipstream.data.extract import extract_features
 from slipstream.data.features import FeatureStore
+from slipstream.data.live import LiveFeatures
 from slipstream.decode import DraftProposer, Engine
 from slipstream.model import DraftConfig
 from slipstream.target import Target
@@ -66,6 +67,16 @@ def spoken(target: Target, requests: list[Request]) -> list[Completion]:
     return Engine(target).generate(requests)
 
 
+def chats_of(requests: list[Request], spoken: list[Completion]) -> list[Chat]:
+    return [
+        Chat(
+            (*request.prompt_ids, *completion.token_ids),
+            ((len(request.prompt_ids), len(request.prompt_ids) + len(completion.token_ids)),),
+        )
+        for request, completion in zip(requests, spoken, strict=True)
+    ]
+
+
 @pytest.fixture(scope="module")
 def store(
     target: Target,
@@ -73,13 +84,7 @@ def store(
     spoken: list[Completion],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> FeatureStore:
-    chats = [
-        Chat(
-            (*request.prompt_ids, *completion.token_ids),
-            ((len(request.prompt_ids), len(request.prompt_ids) + len(completion.token_ids)),),
-        )
-        for request, completion in zip(requests, spoken, strict=True)
-    ]
+    chats = chats_of(requests, spoken)
     folder = tmp_path_factory.mktemp("features")
     extract_features(target, chats, config_for(target).target_layer_ids, folder, candidates=4, shard_size=8)
     return FeatureStore(folder)
@@ -133,6 +138,24 @@ def test_a_stopped_run_continues(target: Target, store: FeatureStore, tmp_path: 
     longer = replace(options, max_steps=5)
     train(again, frozen_ends(target), store, None, longer, tmp_path)
     assert again.step == 5
+
+
+def test_live_features_are_those_on_disk(
+    target: Target, requests: list[Request], spoken: list[Completion], store: FeatureStore
+) -> None:
+    live = LiveFeatures(target, chats_of(requests, spoken), store.index.target_layer_ids, candidates=4)
+    assert replace(live.index, shards={}) == replace(store.index, shards={})
+    assert len(live) == len(store)
+    assert live.answer_tokens() == store.answer_tokens()
+    assert live.token_counts(96).equal(store.token_counts(96))
+    assert [live.longest_answer(n) for n in range(20)] == [store.longest_answer(n) for n in range(20)]
+    assert [live.length(n) for n in range(20)] == [store.length(n) for n in range(20)]
+    for number, mine in zip((3, 0, 19), live.documents((3, 0, 19)), strict=True):
+        theirs = store[number]
+        assert mine.tokens_L.equal(theirs.tokens_L)
+        assert mine.answer_L.equal(theirs.answer_L)
+        torch.testing.assert_close(mine.features_LE, theirs.features_LE, atol=2e-2, rtol=1e-2)
+        torch.testing.assert_close(mine.top_logprobs_LJ, theirs.top_logprobs_LJ, atol=4e-3, rtol=1e-3)
 
 
 def test_features_of_other_layers_are_refused(target: Target, store: FeatureStore, tmp_path: Path) -> None:

@@ -140,6 +140,7 @@ class TrainOptions:
         max_steps: optimiser steps; the learning-rate schedule spans them.
         minutes: when above 0, wall-clock budget that the schedule spans instead of `max_steps`.
         epochs: when above 0, passes over the data that the schedule spans instead of `max_steps`.
+        features: `disk` (computed once, gigabytes) or `live` (computed whenever a chat is read, no file).
         documents: chats per optimiser step, over all processes and accumulated batches.
         anchors: blocks drawn per chat and step, on average: longer answers get more.
         max_length: longest chat in tokens; of a longer one a part is read, with its context.
@@ -165,12 +166,14 @@ class TrainOptions:
         evaluate_every: steps between held-out evaluations.
         decode_prompts: held-out prompts that each evaluation really decodes; 0 decodes none.
         save_every: steps between checkpoints.
+        tracker: also log to `tensorboard` (files in the run folder) or `wandb`, beside metrics.jsonl.
         seed: of anchors, order, noise and initial weights.
     """
 
     max_steps: int = 2000
     minutes: float = 0.0
     epochs: float = 0.0
+    features: Literal["disk", "live"] = "disk"
     documents: int = 16
     anchors: int = 24
     max_length: int = 1024
@@ -193,6 +196,7 @@ class TrainOptions:
     evaluate_every: int = 200
     decode_prompts: int = 4
     save_every: int = 100
+    tracker: Literal["none", "tensorboard", "wandb"] = "none"
     seed: int = 0
 
     def __post_init__(self) -> None:

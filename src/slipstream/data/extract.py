@@ -34,6 +34,21 @@ def feature_bytes(tokens: int, taps: int, width: int, candidates: int) -> int:
     return tokens * (2 * taps * width + _OTHER_BYTES + _CANDIDATE_BYTES * candidates)
 
 
+def index_of(
+    target: Target, chats: Sequence[Chat], target_layer_ids: tuple[int, ...], candidates: int
+) -> FeatureIndex:
+    """What features of these chats are made from."""
+    template = getattr(target.tokenizer, "chat_template", None) or ""
+    return FeatureIndex(
+        target.info.name,
+        target_layer_ids,
+        target.info.width,
+        candidates,
+        fingerprint(str(template)) if template else "",
+        fingerprint(*(to_line(chat) for chat in chats)),
+    )
+
+
 def extract_features(
     target: Target,
     chats: Sequence[Chat],
@@ -58,18 +73,7 @@ def extract_features(
     Raises:
         InputError: the folder holds features of another target, template, other taps or chats, or is full.
     """
-    template = getattr(target.tokenizer, "chat_template", None) or ""
-    index = open_index(
-        folder,
-        FeatureIndex(
-            target.info.name,
-            target_layer_ids,
-            target.info.width,
-            candidates,
-            fingerprint(str(template)) if template else "",
-            fingerprint(*(to_line(chat) for chat in chats)),
-        ),
-    )
+    index = open_index(folder, index_of(target, chats, target_layer_ids, candidates))
     tell = report or (lambda line: None)
     tokens = sum(len(chat.token_ids) for chat in chats)
     size = feature_bytes(tokens, len(target_layer_ids), target.info.width, candidates)

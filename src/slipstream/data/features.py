@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -187,6 +187,36 @@ def is_whole(path: Path, expected: str) -> bool:
     return path.exists() and fingerprint(path.read_bytes()) == expected
 
 
+class Features(Protocol):
+    """What training reads: shards on disk, or a target that computes them."""
+
+    index: FeatureIndex
+
+    def __len__(self) -> int:
+        """Number of documents."""
+
+    def length(self, number: int) -> int:
+        """Tokens of one document."""
+
+    def answer_tokens(self) -> int:
+        """Answer tokens of all documents together."""
+
+    def answer_tokens_of(self, number: int) -> int:
+        """Answer tokens of one document."""
+
+    def longest_answer(self, number: int) -> int:
+        """Tokens of a document's longest answer; 0 where it has none."""
+
+    def token_counts(self, vocab_size: int) -> Tensor:
+        """How often each token occurs, shape [V]; used to choose a reduced training vocabulary."""
+
+    def documents(self, numbers: Sequence[int]) -> list[Document]:
+        """Some documents."""
+
+    def __getitem__(self, number: int) -> Document:
+        """One document."""
+
+
 class FeatureStore:
     """All documents of a folder, read on demand from memory-mapped shards."""
 
@@ -238,6 +268,10 @@ class FeatureStore:
         for shard in self._shards:
             counts_V += torch.bincount(shard.get_tensor("tokens").long(), minlength=vocab_size)
         return counts_V
+
+    def documents(self, numbers: Sequence[int]) -> list[Document]:
+        """Some documents."""
+        return [self[number] for number in numbers]
 
     def __getitem__(self, number: int) -> Document:
         """One document; only its own rows are read from disk."""

@@ -10,7 +10,7 @@ import torch
 from slipstream.core.errors import InputError
 from slipstream.core.options import TrainOptions
 from slipstream.data.blocks import BlockBatch, Row, build_batch, cut, draw_anchors, pack
-from slipstream.data.features import Document, FeatureStore
+from slipstream.data.features import Document, Features
 
 # Streams of random numbers, so that no two purposes share one.
 _ORDER, _ANCHORS, _NOISE = 1, 2, 3
@@ -28,15 +28,14 @@ class Batches:
         InputError: no document has an answer of two tokens.
     """
 
-    def __init__(self, store: FeatureStore, options: TrainOptions, num_drafts: int) -> None:
+    def __init__(self, store: Features, options: TrainOptions, num_drafts: int) -> None:
         self._store, self._options, self._num_drafts = store, options, num_drafts
         self._usable = [number for number in range(len(store)) if store.longest_answer(number) > 1]
         if not self._usable:
             raise InputError(
                 "no chat holds an answer of at least two tokens, so there is nothing to train on"
             )
-        self._epoch = -1
-        self._order: list[int] = []
+        self._orders: dict[int, tuple[int, ...]] = {}
 
     @property
     def steps_per_epoch(self) -> int:
@@ -46,12 +45,17 @@ class Batches:
     def numbers(self, step: int) -> list[int]:
         """Documents of a step."""
         epoch, place = divmod(step, self.steps_per_epoch)
-        if epoch != self._epoch:
-            shuffled = torch.randperm(len(self._usable), generator=self._generator(_ORDER, epoch))
-            self._order = [self._usable[number] for number in shuffled.tolist()]  # host: a shuffle
-            self._epoch = epoch
         start = place * self._options.documents
-        return self._order[start : start + self._options.documents]
+        return list(self._order(epoch)[start : start + self._options.documents])
+
+    def _order(self, epoch: int) -> tuple[int, ...]:
+        """All usable documents, shuffled; two epochs are kept, as the next one may be looked at ahead."""
+        known = self._orders.get(epoch)
+        if known is None:
+            shuffled = torch.randperm(len(self._usable), generator=self._generator(_ORDER, epoch))
+            known = tuple(self._usable[number] for number in shuffled.tolist())  # host: a shuffle
+            self._orders = {e: order for e, order in self._orders.items() if e >= epoch - 1} | {epoch: known}
+        return known
 
     def lengths(self, step: int) -> list[int]:
         """Tokens of a step's documents, as far as they are read."""
@@ -79,10 +83,11 @@ class Batches:
         share = self._options.anchors * len(numbers) / sum(answers)
         documents: list[Document] = []
         kept: dict[int, torch.Tensor] = {}
-        for place in mine:
+        whole = self._store.documents([numbers[place] for place in mine])
+        for place, found in zip(mine, whole, strict=True):
             # One generator per document, so that what is drawn does not depend on how a step is shared out.
             generator = self._generator(_ANCHORS, step, place)
-            document = cut(self._store[numbers[place]], self._options.max_length, generator)
+            document = cut(found, self._options.max_length, generator)
             kept[id(document)] = draw_anchors(document, max(1, round(answers[place] * share)), generator)
             documents.append(document)
         rows = pack(documents)

@@ -12,7 +12,7 @@ from slipstream.core.options import EngineOptions, SamplingOptions
 from slipstream.core.records import Request
 from slipstream.data.blocks import build_batch, cut, draw_anchors, pack
 from slipstream.data.chats import Chat
-from slipstream.data.features import FeatureStore
+from slipstream.data.features import Features
 from slipstream.decode import Engine
 from slipstream.decode.propose import DraftProposer
 from slipstream.model import Drafter
@@ -43,7 +43,7 @@ class Forecast:
 
 @torch.no_grad()
 def evaluate(
-    drafter: Drafter, ends: FrozenEnds, store: FeatureStore, most: int = 100, anchors: int = 12
+    drafter: Drafter, ends: FrozenEnds, store: Features, most: int = 100, anchors: int = 12
 ) -> Forecast:
     """Score up to `most` documents with the whole vocabulary.
 

@@ -18,7 +18,9 @@ from slipstream.core.files import replacing
 _PACKAGES = ("slipstream", "torch", "transformers", "accelerate", "safetensors")
 # Options that may change from one sitting to the next: they say when to stop and what to show, not what is
 # trained.
-_FREE = frozenset({"max_steps", "minutes", "epochs", "evaluate_every", "decode_prompts", "save_every"})
+_FREE = frozenset(
+    {"max_steps", "minutes", "epochs", "evaluate_every", "decode_prompts", "save_every", "tracker"}
+)
 
 
 @dataclass(frozen=True)

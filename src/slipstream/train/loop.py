@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,9 +22,10 @@ from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 from torch import Tensor
 
-from slipstream.core.errors import InputError, TrainingError
+from slipstream.core.errors import InputError, MissingExtraError, TrainingError
 from slipstream.core.options import TrainOptions
-from slipstream.data.features import FeatureStore
+from slipstream.data.blocks import BlockBatch
+from slipstream.data.features import Features
 from slipstream.model import DraftConfig
 from slipstream.target.device import multiplies_bf16
 from slipstream.train.batches import Batches
@@ -66,7 +68,7 @@ Evaluation = Callable[[Run], Forecast]
 def train(
     run: Run,
     ends: FrozenEnds,
-    store: FeatureStore,
+    store: Features,
     evaluation: Evaluation | None,
     options: TrainOptions,
     folder: Path,
@@ -95,7 +97,8 @@ def train(
     """
     _check_features(run.drafter.config, store)
     folder.mkdir(parents=True, exist_ok=True)
-    loop = _Loop(run, ends, store, options, accelerator or accelerator_for(options))
+    loop = _Loop(run, ends, store, options, accelerator or accelerator_for(options, folder))
+    _open_tracker(loop.accelerator, options)
     _drop_later_metrics(folder / METRICS_NAME, run.step)
     forecast = None
     begun, read = time.perf_counter(), 0
@@ -110,6 +113,7 @@ def train(
             if evaluation and (run.step % options.evaluate_every == 0 or loop.share() >= 1):
                 forecast_now = forecast = _evaluated(run, evaluation, folder)
             _log(folder / METRICS_NAME, run, loss, acceptance, forecast_now)
+            loop.accelerator.log(_figures(loss, acceptance, forecast_now), step=run.step)
             if run.step % options.save_every == 0 or loop.share() >= 1:
                 save(run, folder)
         if observe is not None:
@@ -118,12 +122,13 @@ def train(
             rate = read / (time.perf_counter() - begun)
             observe(Progress(run.step, share, loss, recent_mean(run), rate, left, forecast_now))
     loop.accelerator.wait_for_everyone()
+    loop.accelerator.end_training()
     if forecast is None and evaluation and loop.main:
         forecast = evaluation(run)
     return forecast
 
 
-def accelerator_for(options: TrainOptions, **arguments: Any) -> Accelerator:
+def accelerator_for(options: TrainOptions, folder: Path | None = None, **arguments: Any) -> Accelerator:
     """Accelerate with the options' precision: products in bf16 where that is asked for or pays, weights in
     fp32.
     """
@@ -132,7 +137,28 @@ def accelerator_for(options: TrainOptions, **arguments: Any) -> Accelerator:
     half = options.precision == "bfloat16" or native
     # The state is the process's; a second run in one process may want another precision.
     AcceleratorState._reset_state()
-    return Accelerator(mixed_precision="bf16" if half else "no", **arguments)
+    tracker = None if options.tracker == "none" else options.tracker
+    return Accelerator(
+        mixed_precision="bf16" if half else "no", log_with=tracker, project_dir=folder, **arguments
+    )
+
+
+def _open_tracker(accelerator: Accelerator, options: TrainOptions) -> None:
+    if options.tracker == "none":
+        return
+    if not accelerator.log_with:
+        raise MissingExtraError(options.tracker, "train")
+    accelerator.init_trackers("slipstream", config=asdict(options))
+
+
+def _figures(loss: float, acceptance: float, forecast: Forecast | None) -> dict[str, float]:
+    """What a tracker shows of a step."""
+    figures = {"loss": loss, "acceptance_length": acceptance}
+    if forecast is not None:
+        figures["held_out"] = forecast.acceptance_length
+        if forecast.decoded is not None:
+            figures["held_out_decoded"] = forecast.decoded
+    return figures
 
 
 def rate_at(progress: float, options: TrainOptions) -> float:
@@ -149,7 +175,7 @@ def recent_mean(run: Run) -> float:
     return sum(run.recent) / max(len(run.recent), 1)
 
 
-def held_out_evaluation(ends: FrozenEnds, held_out: FeatureStore) -> Evaluation:
+def held_out_evaluation(ends: FrozenEnds, held_out: Features) -> Evaluation:
     """Teacher-forced scores of the averaged weights on held-out features."""
     return lambda run: evaluate(run.average, ends, held_out)
 
@@ -161,7 +187,7 @@ class _Loop:
         self,
         run: Run,
         ends: FrozenEnds,
-        store: FeatureStore,
+        store: Features,
         options: TrainOptions,
         accelerator: Accelerator,
     ) -> None:
@@ -171,6 +197,10 @@ class _Loop:
         self._steps = options.max_steps
         if options.epochs:
             self._steps = max(1, round(options.epochs * self._batches.steps_per_epoch))
+        # A GPU computes while the host reads, or has the target compute, what comes next.
+        overlaps = accelerator.device.type == "cuda"
+        self._drawer = ThreadPoolExecutor(1) if overlaps else None
+        self._ahead: Future[list[BlockBatch | None]] | None = None
         frequent = _frequent_tokens(store, run.drafter.config.vocab_size, options.vocabulary)
         device = accelerator.device
         ends = FrozenEnds(ends.embed, ends.output_VD.to(device))
@@ -194,7 +224,7 @@ class _Loop:
         _set_rate(run, max(rate_at(share, options), options.learning_rate * 1e-3))
         parts = options.accumulate * accelerator.num_processes
         mine = range(accelerator.process_index, parts, accelerator.num_processes)
-        batches = [self._batches.batch(run.step, part, parts) for part in mine]
+        batches = self._drawn(run.step, mine, parts)
         counts = torch.tensor([0.0, 0.0, 0.0], device=accelerator.device)
         blocks = torch.tensor(
             float(sum(b.blocks for b in batches if b is not None)), device=accelerator.device
@@ -226,8 +256,23 @@ class _Loop:
             optimizer.zero_grad(set_to_none=True)
         run.step += 1
         _update_average(run, options.average)
+        if self._ahead is not None:
+            # Whoever comes next may want the target for itself.
+            wait([self._ahead])
         tokens = sum(self._batches.lengths(run.step - 1))
         return loss / max(number, 1), lengths_sum / max(number, 1), tokens
+
+    def _drawn(self, step: int, mine: range, parts: int) -> list[BlockBatch | None]:
+        """The step's batches, drawn while the step before was computed where there was one."""
+
+        def draw(number: int) -> list[BlockBatch | None]:
+            return [self._batches.batch(number, part, parts) for part in mine]
+
+        ready, self._ahead = self._ahead, None
+        batches = draw(step) if ready is None else ready.result()
+        if self._drawer is not None:
+            self._ahead = self._drawer.submit(draw, step + 1)
+        return batches
 
     def _nothing(self) -> Tensor:
         """A loss of zero that touches every parameter, for a process whose share of a step is empty."""
@@ -263,14 +308,14 @@ def _update_average(run: Run, decay: float) -> None:
         mean.lerp_(now, 1 - decay)
 
 
-def _frequent_tokens(store: FeatureStore, vocab_size: int, count: int) -> Tensor | None:
+def _frequent_tokens(store: Features, vocab_size: int, count: int) -> Tensor | None:
     """The commonest tokens of the data; None when the whole vocabulary is to be scored."""
     if count == 0 or count >= vocab_size:
         return None
     return store.token_counts(vocab_size).topk(count).indices
 
 
-def _check_features(config: DraftConfig, store: FeatureStore) -> None:
+def _check_features(config: DraftConfig, store: Features) -> None:
     """Refuse features of other layers or another width."""
     index = store.index
     if index.target_layer_ids != config.target_layer_ids or index.width != config.target_width:

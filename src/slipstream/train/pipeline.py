@@ -21,7 +21,8 @@ from slipstream.core.options import (
 )
 from slipstream.data.chats import Chat
 from slipstream.data.extract import extract_features
-from slipstream.data.features import FeatureStore
+from slipstream.data.features import Features, FeatureStore
+from slipstream.data.live import LiveFeatures
 from slipstream.data.make import ROWS, ChatPlan, make_chats, renderer_for, text_ids
 from slipstream.data.readers import read_chats
 from slipstream.decode import Engine
@@ -124,11 +125,10 @@ def train_drafter(plan: Plan, report: Report = print, observe: Observer | None =
     config = _config(target, plan.drafter) if drafter is None else drafter.config
     held = _held_out(len(chats))
     parts = [chat for n, chat in enumerate(chats) if n not in held], [chats[n] for n in sorted(held)]
-    for path, part in zip((folder.features, folder.held_out), parts, strict=True):
-        if part:
-            extract_features(target, part, config.target_layer_ids, path, report=report)
-    store = FeatureStore(folder.features)
-    held_out = FeatureStore(folder.held_out) if held else None
+    store = _features(plan, target, parts[0], config.target_layer_ids, folder.features, report)
+    held_out = None
+    if held:
+        held_out = _features(plan, target, parts[1], config.target_layer_ids, folder.held_out, report)
     if drafter is None:
         drafter, copied = fresh_drafter(config, plain, store, plan.training)
         report(f"the drafter starts from {'late layers of the target' if copied else 'random weights'}")
@@ -154,6 +154,16 @@ def train_drafter(plan: Plan, report: Report = print, observe: Observer | None =
     text = card(folder.record(), result, target.info.name, run.average.config)
     (folder.drafter / "README.md").write_text(text, encoding="utf-8")
     return result
+
+
+def _features(
+    plan: Plan, target: Target, chats: list[Chat], taps: tuple[int, ...], path: Path, report: Report
+) -> Features:
+    """Features of chats, on disk or live."""
+    if plan.training.features == "live":
+        return LiveFeatures(target, chats, taps)
+    extract_features(target, chats, taps, path, report=report)
+    return FeatureStore(path)
 
 
 def _asked(plan: Plan) -> dict[str, Any]:
@@ -260,9 +270,7 @@ def _take_best(
     return evaluation(run)
 
 
-def _result(
-    run: Run, forecast: Forecast | None, folder: RunFolder, chats: int, store: FeatureStore
-) -> Result:
+def _result(run: Run, forecast: Forecast | None, folder: RunFolder, chats: int, store: Features) -> Result:
     return Result(
         drafter=folder.drafter,
         steps=run.step,

@@ -7,7 +7,7 @@ from torch import nn
 
 from slipstream.core.errors import InputError
 from slipstream.core.options import TrainOptions
-from slipstream.data.features import FeatureStore
+from slipstream.data.features import Features
 from slipstream.model import DraftConfig, Drafter
 from slipstream.target import Target
 from slipstream.train.initial import initialise_from_target, target_layers_for
@@ -32,7 +32,7 @@ def frozen_ends(target: Target) -> FrozenEnds:
 def fresh_drafter(
     config: DraftConfig,
     target: Target,
-    store: FeatureStore,
+    store: Features,
     options: TrainOptions,
     layer_ids: tuple[int, ...] | None = None,
 ) -> tuple[Drafter, bool]:
