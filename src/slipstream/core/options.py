@@ -141,6 +141,7 @@ class TrainOptions:
         minutes: when above 0, wall-clock budget that the schedule spans instead of `max_steps`.
         epochs: when above 0, passes over the data that the schedule spans instead of `max_steps`.
         features: `disk` (computed once, gigabytes) or `live` (computed whenever a chat is read, no file).
+        workers: processes that compute features on disk, each with a target of its own.
         documents: chats per optimiser step, over all processes and accumulated batches.
         anchors: blocks drawn per chat and step, on average: longer answers get more.
         max_length: longest chat in tokens; of a longer one a part is read, with its context.
@@ -174,6 +175,7 @@ class TrainOptions:
     minutes: float = 0.0
     epochs: float = 0.0
     features: Literal["disk", "live"] = "disk"
+    workers: int = 1
     documents: int = 16
     anchors: int = 24
     max_length: int = 1024
@@ -207,7 +209,7 @@ class TrainOptions:
         """
         least = {"max_length": 16}
         for name in (
-            *("max_steps", "documents", "anchors", "max_length", "accumulate"),
+            *("max_steps", "workers", "documents", "anchors", "max_length", "accumulate"),
             *("evaluate_every", "save_every"),
         ):
             if getattr(self, name) < least.get(name, 1):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from slipstream.core.options import TargetOptions
 from slipstream.data.chats import Chat, to_line
 from slipstream.data.features import (
     Document,
@@ -20,13 +23,28 @@ from slipstream.data.features import (
     write_index,
     write_shard,
 )
-from slipstream.target import Target
+from slipstream.target import Target, load_target
 
 #: Tokens per target pass: enough to keep a CPU's products busy, few enough that their logits fit its memory.
 _PASS_TOKENS = 1024
 #: Bytes per position besides the features: token, answer number, and an id and a log-probability per
 #: candidate.
 _OTHER_BYTES, _CANDIDATE_BYTES = 6, 6
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Processes that compute features side by side, each with a target of its own.
+
+    Attributes:
+        count: how many; they share the threads of this process.
+        target: what they load.
+        loading: how.
+    """
+
+    count: int
+    target: str
+    loading: TargetOptions = TargetOptions()
 
 
 def feature_bytes(tokens: int, taps: int, width: int, candidates: int) -> int:
@@ -57,6 +75,7 @@ def extract_features(
     candidates: int = 16,
     shard_size: int = 256,
     report: Callable[[str], None] | None = None,
+    workers: Workers | None = None,
 ) -> None:
     """Write the features of all chats; whole shards that are there already are kept, so a stopped run
     continues.
@@ -69,6 +88,7 @@ def extract_features(
         candidates: likeliest next tokens stored per position (J).
         shard_size: chats per shard.
         report: gets the size beforehand and a line of progress per shard.
+        workers: processes that share the work; None computes here.
 
     Raises:
         InputError: the folder holds features of another target, template, other taps or chats, or is full.
@@ -78,14 +98,58 @@ def extract_features(
     tokens = sum(len(chat.token_ids) for chat in chats)
     size = feature_bytes(tokens, len(target_layer_ids), target.info.width, candidates)
     tell(f"features of {len(chats)} chats, {tokens} tokens, take {size / 2**20:.0f} MiB in {folder}")
-    target.set_taps(target_layer_ids)
-    for start in range(0, len(chats), shard_size):
-        name = f"shard-{start // shard_size:05d}.safetensors"
-        if name not in index.shards or not is_whole(folder / name, index.shards[name]):
-            documents = documents_of(target, chats[start : start + shard_size], candidates)
-            index = replace(index, shards={**index.shards, name: write_shard(folder / name, documents)})
-            write_index(folder, index)
-        tell(f"features of {min(start + shard_size, len(chats))} of {len(chats)} chats")
+    parts = {
+        f"shard-{start // shard_size:05d}.safetensors": list(chats[start : start + shard_size])
+        for start in range(0, len(chats), shard_size)
+    }
+    there = {name for name, mark in index.shards.items() if name in parts and is_whole(folder / name, mark)}
+    done = sum(len(parts[name]) for name in there)
+    missing = {folder / name: part for name, part in parts.items() if name not in there}
+    for path, mark in _written(target, target_layer_ids, missing, candidates, workers):
+        index = replace(index, shards={**index.shards, path.name: mark})
+        write_index(folder, index)
+        done += len(parts[path.name])
+        tell(f"features of {done} of {len(chats)} chats")
+
+
+def _written(
+    target: Target,
+    target_layer_ids: tuple[int, ...],
+    missing: Mapping[Path, list[Chat]],
+    candidates: int,
+    workers: Workers | None,
+) -> Iterator[tuple[Path, str]]:
+    """Write shards here or in worker processes; each with its fingerprint once it is there."""
+    if workers is None or workers.count < 2 or len(missing) < 2:
+        target.set_taps(target_layer_ids)
+        for path, chats in missing.items():
+            yield path, write_shard(path, documents_of(target, chats, candidates))
+        return
+    threads = max(1, torch.get_num_threads() // workers.count)
+    start = workers.target, workers.loading, target_layer_ids, threads
+    # Spawned, as a forked process cannot use a GPU, nor torch's threads on every system.
+    with ProcessPoolExecutor(workers.count, get_context("spawn"), _begin_worker, start) as pool:
+        waiting = {
+            pool.submit(_write_in_worker, path, chats, candidates): path for path, chats in missing.items()
+        }
+        for future in as_completed(waiting):
+            yield waiting[future], future.result()
+
+
+_worker_target: Target | None = None
+
+
+def _begin_worker(name: str, loading: TargetOptions, taps: tuple[int, ...], threads: int) -> None:
+    """Load the target once per process."""
+    global _worker_target
+    torch.set_num_threads(threads)
+    _worker_target = load_target(name, loading)
+    _worker_target.set_taps(taps)
+
+
+def _write_in_worker(path: Path, chats: list[Chat], candidates: int) -> str:
+    assert _worker_target is not None
+    return write_shard(path, documents_of(_worker_target, chats, candidates))
 
 
 def documents_of(target: Target, chats: Sequence[Chat], candidates: int) -> list[Document]:

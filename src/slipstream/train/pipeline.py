@@ -20,7 +20,7 @@ from slipstream.core.options import (
     TrainOptions,
 )
 from slipstream.data.chats import Chat
-from slipstream.data.extract import extract_features
+from slipstream.data.extract import Workers, extract_features
 from slipstream.data.features import Features, FeatureStore
 from slipstream.data.live import LiveFeatures
 from slipstream.data.make import ROWS, ChatPlan, make_chats, renderer_for, text_ids
@@ -162,7 +162,8 @@ def _features(
     """Features of chats, on disk or live."""
     if plan.training.features == "live":
         return LiveFeatures(target, chats, taps)
-    extract_features(target, chats, taps, path, report=report)
+    workers = Workers(plan.training.workers, plan.target, plan.loading)
+    extract_features(target, chats, taps, path, report=report, workers=workers)
     return FeatureStore(path)
 
 

@@ -76,7 +76,7 @@ def cost(shape: Shape, plan: Plan, tokens_per_chat: int, gpus: int) -> Cost:
     parameters = float(layers * layer + fuse)
     context = fuse + layers * 2 * shape.width * kv
     slots = plan.training.anchors * plan.drafter.block_size
-    per_chat = 6 * (tokens_per_chat * context + slots * layers * layer)
+    per_chat = 6.0 * (tokens_per_chat * context + slots * layers * layer)
     per_chat += 2 * tokens_per_chat * shape.active_parameters
     operations = per_chat * plan.chats * plan.training.epochs
     seconds = operations / (gpus * _H100_FLOPS * _UTILISATION)
