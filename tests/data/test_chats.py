@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +100,19 @@ def test_parquet_is_read_like_jsonl(tmp_path: Path, renderer: Renderer) -> None:
     datasets.Dataset.from_list([{"messages": MESSAGES}, {"messages": MESSAGES}]).to_parquet(str(path))
     reading = read_chats(path, renderer)
     assert [chat.answers for chat in reading.chats] == [renderer.documents(MESSAGES)[0].answers] * 2
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.xz"])
+def test_packed_files_are_read_and_damaged_ones_refused(
+    tmp_path: Path, renderer: Renderer, name: str
+) -> None:
+    line = json.dumps({"messages": MESSAGES}).encode() + b"\n"
+    path = tmp_path / name
+    path.write_bytes((gzip if name.endswith("gz") else lzma).compress(line * 3))
+    assert len(read_chats(path, renderer).chats) == 3
+    path.write_bytes(path.read_bytes()[:-12])
+    with pytest.raises(InputError, match="cannot read chats from"):
+        read_chats(path, renderer)
 
 
 def test_records_without_an_answer_are_counted(tmp_path: Path, renderer: Renderer) -> None:

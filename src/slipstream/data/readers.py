@@ -6,7 +6,9 @@ Templates are the renderer's business.
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ _ROLES = {
     "chatgpt": "assistant",
 }
 _PAIRS = (("prompt", "response"), ("prompt", "completion"), ("instruction", "output"), ("question", "answer"))
+_OPEN: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 _KNOWN = (
     "messages, conversations, prompt and response, text, token_ids and answers, or prompt_ids and answer_ids"
 )
@@ -52,7 +55,7 @@ def read_chats(
     """Read a source of chats.
 
     Args:
-        source: a JSONL or Parquet file, or the id of a data set on the hub.
+        source: a JSONL (also .gz or .xz) or Parquet file, or the id of a data set on the hub.
         renderer: of the target's template; None where the target has none, and then messages are refused.
         tokenize: text to token ids with the target's own start token, for records of plain text.
         thinking: stored with every chat that is rendered here.
@@ -130,7 +133,7 @@ def messages_of(record: Mapping[str, Any]) -> list[Message] | None:
 
 def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
-        with path.open(encoding="utf-8") as file:
+        with _OPEN.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
@@ -142,8 +145,9 @@ def _lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 if not isinstance(record, dict):
                     raise InputError(f"{where}, is not a JSON object")
                 yield where, record
-    except OSError as error:
-        raise InputError(f"cannot read chats from {path}: {error.strerror}") from error
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read chats from {path}: {why}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text") from error
 
