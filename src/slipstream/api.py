@@ -18,6 +18,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.options import EngineOptions, SamplingOptions, TargetOptions
 from slipstream.core.records import Completion, Piece, Request
 from slipstream.decode import DraftProposer, Engine, Report, RequestReport, check
+from slipstream.decode.lossless import Difference, first_difference
 from slipstream.formats import read_zlab
 from slipstream.model import Drafter
 from slipstream.target import Target, TargetInfo, load_target, packed
@@ -231,6 +232,19 @@ class Session:
             )
         requests = [Request(self.encode(prompt, raw), sampling) for prompt in prompts]
         return check(self.target, self._proposer, requests, self.options, report)
+
+    def difference(
+        self,
+        prompt: Prompt,
+        sampling: SamplingOptions,
+        drafted: Completion,
+        plain: Completion,
+        *,
+        raw: bool = False,
+    ) -> Difference | None:
+        """Where two completions of a prompt part, and whether rounding explains it; None for equal texts."""
+        request = Request(self.encode(prompt, raw), sampling)
+        return first_difference(self.target, request, drafted.token_ids, plain.token_ids)
 
     @cached_property
     def _proposer(self) -> DraftProposer:

@@ -78,7 +78,7 @@ def test_demo_json(capsys, models):
     status, out, _ = call(capsys, "demo", "one", "two", *models, "--json")
     document = json.loads(out)
     assert status == 0
-    assert list(document) == ["plain", "drafted", "speedup", "identical"]
+    assert list(document) == ["plain", "drafted", "speedup", "identical", "ties"]
     assert document["identical"] is True
     assert document["speedup"] > 0
     assert len(document["plain"]["completions"]) == 2

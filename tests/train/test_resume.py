@@ -76,7 +76,7 @@ def test_a_loss_that_is_not_a_number_names_its_chats(tmp_path: Path) -> None:
     table_VD[3] = torch.nan
     broken = FrozenEnds(lambda ids: table_VD[ids], table_VD)
     with pytest.raises(TrainingError, match=r"loss of step \d is not a number; its chats are numbers \[\d"):
-        train(run, broken, store, None, replace(short, max_steps=9), tmp_path / "run")
+        train(run, broken, store, None, replace(short, max_steps=9, save_every=100), tmp_path / "run")
     assert (tmp_path / "run" / LAST).read_bytes() == before
 
 

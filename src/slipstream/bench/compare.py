@@ -12,6 +12,7 @@ from typing import Final
 from slipstream.api import Prompt, Session
 from slipstream.core.options import SamplingOptions
 from slipstream.core.records import Completion, Piece
+from slipstream.decode.lossless import Difference
 
 Observer = Callable[[int, bool, Piece], None]
 """Called with (number of the prompt, whether drafts are on, piece) while the text appears."""
@@ -32,15 +33,22 @@ class Comparison:
     Attributes:
         plain: completions without drafts, in the order of the prompts.
         drafted: completions with drafts.
+        differences: where the texts of a prompt part; None where they are equal.
     """
 
     plain: tuple[Completion, ...]
     drafted: tuple[Completion, ...]
+    differences: tuple[Difference | None, ...]
 
     @property
     def identical(self) -> bool:
         """Whether every prompt got the same token ids both ways."""
         return all(a.token_ids == b.token_ids for a, b in zip(self.plain, self.drafted, strict=True))
+
+    @property
+    def same_up_to_ties(self) -> bool:
+        """Whether texts part only where two tokens are equal up to rounding, if at all."""
+        return all(difference is None or difference.is_tie for difference in self.differences)
 
     @property
     def speedup(self) -> float:
@@ -78,7 +86,11 @@ def compare(
                 if observer is not None:
                     observer(number, draft, piece)
             done[draft].append(stream.completion)
-    return Comparison(tuple(done[False]), tuple(done[True]))
+    differences = [
+        session.difference(prompt, sampling, drafted, plain, raw=raw)
+        for prompt, plain, drafted in zip(prompts, done[False], done[True], strict=True)
+    ]
+    return Comparison(tuple(done[False]), tuple(done[True]), tuple(differences))
 
 
 def total_rate(completions: Sequence[Completion]) -> float:

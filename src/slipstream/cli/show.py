@@ -75,12 +75,15 @@ def summary(completion: Completion) -> str:
 
 
 def comparison_document(comparison: Comparison, exact: bool) -> dict[str, Any]:
-    """The JSON document of a demo: both ways, the speed-up, and whether the token ids are identical."""
+    """The JSON document of a demo: both ways, the speed-up, whether the token ids are identical, and how many
+    prompts' texts part at a tie.
+    """
     return {
         "plain": _side(comparison.plain, exact=True),
         "drafted": _side(comparison.drafted, exact),
         "speedup": comparison.speedup,
         "identical": comparison.identical,
+        "ties": sum(found is not None and found.is_tie for found in comparison.differences),
     }
 
 
@@ -100,7 +103,20 @@ def print_comparison(comparison: Comparison) -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print(f"speed-up: {comparison.speedup:.2f}x")
-    console.print(f"same text: {'yes' if comparison.identical else 'no'}")
+    console.print(f"same text: {_same(comparison)}")
+
+
+def _same(comparison: Comparison) -> str:
+    if comparison.identical:
+        return "yes"
+    if not comparison.same_up_to_ties:
+        return "no"
+    ties = [found for found in comparison.differences if found is not None]
+    gap, bound = max((found.gap, found.bound) for found in ties)
+    return (
+        f"yes, up to {len(ties)} tie{'s' if len(ties) > 1 else ''}: two tokens equal up to rounding "
+        f"(gap {gap:.2g}, rounding explains up to {bound:.2g}), and the text goes on from the other one"
+    )
 
 
 def check_line(request: RequestReport) -> str:

@@ -119,8 +119,10 @@ def check(
             RequestReport(
                 tokens=len(ids),
                 acceptance_length=completion.acceptance_length,
-                same_shape=_compare(target, request, ids, same_shape.generate([request])[0].token_ids),
-                one_row=_compare(target, request, ids, one_row.generate([request])[0].token_ids),
+                same_shape=first_difference(
+                    target, request, ids, same_shape.generate([request])[0].token_ids
+                ),
+                one_row=first_difference(target, request, ids, one_row.generate([request])[0].token_ids),
             )
         )
         if report is not None:
@@ -128,10 +130,18 @@ def check(
     return Report(str(target.dtype).removeprefix("torch."), drafted.block_size, tuple(done))
 
 
-def _compare(
+@torch.no_grad()
+def first_difference(
     target: Target, request: Request, drafted: Sequence[int], plain: Sequence[int]
 ) -> Difference | None:
-    """None for equal texts, else the first difference with its gap."""
+    """None for equal texts, else where they part and whether rounding explains it.
+
+    Args:
+        target: whose texts they are.
+        request: what was asked.
+        drafted: token ids of one text.
+        plain: token ids of the other, decoded one row at a time.
+    """
     if tuple(drafted) == tuple(plain):
         return None
     position = _first_difference(drafted, plain)

@@ -85,7 +85,7 @@ def train(
         options: loss, schedule and batch settings.
         folder: receives checkpoints and metrics.
         observe: is told of every step.
-        accelerator: of a run on several processes or a GPU; None makes one for this process.
+        accelerator: of a run on several processes; None makes one for this process.
 
     Returns:
         The last forecast.
@@ -102,25 +102,24 @@ def train(
     _drop_later_metrics(folder / METRICS_NAME, run.step)
     forecast = None
     begun, read = time.perf_counter(), 0
-    while (share := loop.share()) < 1:
+    share = loop.share()
+    while share < 1:
         started = time.perf_counter()
         loss, acceptance, tokens = loop.step(share)
         run.seconds += time.perf_counter() - started
         read += tokens
         run.recent = [*run.recent[1 - _RECENT :], acceptance]
-        forecast_now = None
+        share = loop.share()  # asked by all processes, as they agree on it
+        now = None
         if loop.main:
-            if evaluation and (run.step % options.evaluate_every == 0 or loop.share() >= 1):
-                forecast_now = forecast = _evaluated(run, evaluation, folder)
-            _log(folder / METRICS_NAME, run, loss, acceptance, forecast_now)
-            loop.accelerator.log(_figures(loss, acceptance, forecast_now), step=run.step)
-            if run.step % options.save_every == 0 or loop.share() >= 1:
-                save(run, folder)
+            due = run.step % options.evaluate_every == 0 or share >= 1
+            now = _evaluated(run, evaluation, folder) if evaluation and due else None
+            forecast = now or forecast
+            loop.record(folder, loss, acceptance, now, share >= 1)
         if observe is not None:
-            share = loop.share()
             left = run.seconds * (1 - share) / share if share > 0 else math.inf
             rate = read / (time.perf_counter() - begun)
-            observe(Progress(run.step, share, loss, recent_mean(run), rate, left, forecast_now))
+            observe(Progress(run.step, share, loss, recent_mean(run), rate, left, now))
     loop.accelerator.wait_for_everyone()
     loop.accelerator.end_training()
     if forecast is None and evaluation and loop.main:
@@ -261,6 +260,16 @@ class _Loop:
             wait([self._ahead])
         tokens = sum(self._batches.lengths(run.step - 1))
         return loss / max(number, 1), lengths_sum / max(number, 1), tokens
+
+    def record(
+        self, folder: Path, loss: float, acceptance: float, forecast: Forecast | None, over: bool
+    ) -> None:
+        """Metrics of the last step, and now and then a checkpoint."""
+        run = self._run
+        _log(folder / METRICS_NAME, run, loss, acceptance, forecast)
+        self.accelerator.log(_figures(loss, acceptance, forecast), step=run.step)
+        if run.step % self._options.save_every == 0 or over:
+            save(run, folder)
 
     def _drawn(self, step: int, mine: range, parts: int) -> list[BlockBatch | None]:
         """The step's batches, drawn while the step before was computed where there was one."""
