@@ -117,7 +117,7 @@ def train(
             forecast = now or forecast
             loop.record(folder, loss, acceptance, now, share >= 1)
         if observe is not None:
-            left = run.seconds * (1 - share) / share if share > 0 else math.inf
+            left = max(0.0, run.seconds * (1 - share) / share) if share > 0 else math.inf
             rate = read / (time.perf_counter() - begun)
             observe(Progress(run.step, share, loss, recent_mean(run), rate, left, now))
     loop.accelerator.wait_for_everyone()
