@@ -24,13 +24,13 @@ from slipstream.train.step import FrozenEnds
 from tests.train.tiny import random_document, tiny_config
 
 OPTIONS = TrainOptions(
-    max_steps=240,
+    max_steps=1000,
     documents=3,
     anchors=4,
     precision="float32",
     vocabulary=20,
     feature_noise=0.1,
-    evaluate_every=20,
+    evaluate_every=100,
     save_every=3,
     average=0.9,
 )
@@ -72,7 +72,7 @@ def main(folder: Path, kills: int) -> None:
             sitting(store, folder / "killed")
             os._exit(0)
         if killed < kills:
-            time.sleep(draw.uniform(0.02, 0.35))
+            time.sleep(draw.uniform(0.02, 0.25))
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:

@@ -119,7 +119,7 @@ def moe_30b(out: Path, target: str, prompts: str, gpus: int = 8) -> Plan:
     """A 30B mixture of experts with 3B active, of Qwen3-30B-A3B's shape: as `dense_8b`.
 
     By `cost`, with chats of 1500 tokens and live features: 0.30 B trained weights, 66 GB per GPU before
-    activations (the target is held whole on each; 80 GB cards leave little for long chats), 0.7 days on one
+    activations (the target is held whole on each; 80 GB cards leave little for long chats), 0.6 days on one
     H100, 0.1 on eight.
     """
     return dense_8b(out, target, prompts, gpus)
