@@ -49,10 +49,16 @@ class Handler(BaseHTTPRequestHandler):
         """Quiet."""
 
 
+class Server(ThreadingHTTPServer):
+    """As many callers in line as a real server takes."""
+
+    request_queue_size = 128
+
+
 @pytest.fixture
 def url() -> Iterator[str]:
     Handler.seen = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
