@@ -43,7 +43,7 @@ class Comparison:
     @property
     def identical(self) -> bool:
         """Whether every prompt got the same token ids both ways."""
-        return all(a.token_ids == b.token_ids for a, b in zip(self.plain, self.drafted, strict=True))
+        return not any(self.differences)
 
     @property
     def same_up_to_ties(self) -> bool:

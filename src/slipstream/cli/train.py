@@ -44,7 +44,7 @@ def train(
     from slipstream.cli.progress import TrainingBar
     from slipstream.train.pipeline import Plan, train_drafter
 
-    most = chats if chats is not None else (20_000 if data is None else 0)
+    most = chats if chats is not None else (Plan.chats if data is None else 0)
     plan = Plan(target, out, data, most, start, resume, force, drafter, synthesis, training, loading)
     with TrainingBar(sys.stderr) as bar:
         result = train_drafter(plan, say, bar.observe)

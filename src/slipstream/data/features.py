@@ -20,6 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from slipstream.core.errors import InputError
+from slipstream.core.files import replacing
 
 INDEX_NAME = "index.json"
 
@@ -128,9 +129,8 @@ def open_index(folder: Path, wanted: FeatureIndex) -> FeatureIndex:
 
 def write_index(folder: Path, index: FeatureIndex) -> None:
     """Write `index.json`, to a temporary name first."""
-    temporary = folder / (INDEX_NAME + ".tmp")
-    temporary.write_text(json.dumps(asdict(index), indent=2) + "\n")
-    os.replace(temporary, folder / INDEX_NAME)
+    with replacing(folder / INDEX_NAME, force=True) as file:
+        file.write(json.dumps(asdict(index), indent=2) + "\n")
 
 
 def read_index(folder: Path) -> FeatureIndex:

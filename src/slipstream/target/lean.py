@@ -166,7 +166,7 @@ def lean_decoder(decoder: Any, config: Any, longest: int) -> LeanDecoder | None:
 
 
 def _attention(q_BGQC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Attention of R = group x T query rows per key/value head."""
+    """Attention of Q = group x T query rows per key/value head."""
     rows, groups, queries, _ = q_BGQC.shape
     if q_BGQC.device.type == "cpu" and rows * groups >= _MANY and queries <= 16:
         scores = torch.matmul(q_BGQC, k_BGSC.transpose(-1, -2)).float() * scale + mask

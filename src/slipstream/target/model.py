@@ -168,8 +168,8 @@ class Target:
         for begin in range(0, longest, chunk):
             end = min(begin + chunk, longest)
             position_BT = torch.arange(begin, end, device=self.device).expand(rows, -1)
-            cache.aim(position_BT, end, row_B)
-            hidden_BTD = self._pass(ids_BL[:, begin:end], position_BT, cache, end, features_BLE[:, begin:end])
+            part = ids_BL[:, begin:end], position_BT, cache, end, features_BLE[:, begin:end]
+            hidden_BTD = self._pass(*part, row_B)
             offset_B = length_B - 1 - begin
             here_B = (offset_B >= 0) & (offset_B < end - begin)
             offset_B11 = offset_B.clamp(0, end - begin - 1)[:, None, None]
@@ -196,7 +196,6 @@ class Target:
         position_BT = start_B[:, None] + torch.arange(ids_BT.shape[1], device=self.device)
         features_BTE = self._new_features(*ids_BT.shape)
         slots = cache.slots if visible is None else visible
-        cache.aim(position_BT, slots)
         hidden_BTD = self._pass(ids_BT, position_BT, cache, slots, features_BTE)
         return Verified(self.head(hidden_BTD), features_BTE)
 
@@ -218,11 +217,16 @@ class Target:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def _pass(
-        self, ids_BT: Tensor, position_BT: Tensor, cache: TargetCache, visible: int, features_BTE: Tensor
+        self,
+        ids_BT: Tensor,
+        position_BT: Tensor,
+        cache: TargetCache,
+        visible: int,
+        features_BTE: Tensor,
+        row_B: Tensor | None = None,
     ) -> Tensor:
-        """One pass of the decoder over an aimed cache; fills `features_BTE`, returns states after the final
-        norm.
-        """
+        """One pass of the decoder; fills `features_BTE` and returns the states after the final norm."""
+        cache.aim(position_BT, visible, row_B)
         masks = pass_masks(position_BT, visible, self._windows, self.dtype)
         # Drafts past the context limit are never kept, but a position table must not be read past its end.
         model_position_BT = position_BT.clamp(max=self.info.max_context - 1)

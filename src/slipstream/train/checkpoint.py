@@ -15,7 +15,7 @@ from torch import Tensor
 from slipstream.core.errors import InputError
 from slipstream.core.options import TrainOptions
 from slipstream.model import Drafter
-from slipstream.target.device import multiplies_bf16
+from slipstream.target.device import choose_dtype
 from slipstream.train.muon import Muon
 
 LAST, BEST = "last.pt", "best.pt"
@@ -138,8 +138,6 @@ def _optimizers(drafter: Drafter, options: TrainOptions) -> list[torch.optim.Opt
             {"params": vectors, "weight_decay": 0.0},
         ]
         return [torch.optim.AdamW(groups, **adam)]  # type: ignore[arg-type]
-    low = options.precision == "bfloat16" or (
-        options.precision == "auto" and multiplies_bf16(matrices[0].device)
-    )
+    low = choose_dtype(options.precision, matrices[0].device) == torch.bfloat16
     muon = Muon(matrices, lr=options.learning_rate, weight_decay=options.weight_decay, low_precision=low)
     return [muon, torch.optim.AdamW(vectors, weight_decay=0.0, **adam)]  # type: ignore[arg-type]

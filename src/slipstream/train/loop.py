@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -23,14 +22,15 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from slipstream.core.errors import InputError, MissingExtraError, TrainingError
+from slipstream.core.files import replacing
 from slipstream.core.options import TrainOptions
 from slipstream.data.blocks import BlockBatch
 from slipstream.data.features import Features
 from slipstream.model import DraftConfig
-from slipstream.target.device import multiplies_bf16
+from slipstream.target.device import choose_dtype
 from slipstream.train.batches import Batches
 from slipstream.train.checkpoint import Run, save, save_best
-from slipstream.train.evaluate import Forecast, evaluate
+from slipstream.train.evaluate import Forecast
 from slipstream.train.step import BlockLoss, FrozenEnds
 
 METRICS_NAME = "metrics.jsonl"
@@ -131,9 +131,7 @@ def accelerator_for(options: TrainOptions, folder: Path | None = None, **argumen
     """Accelerate with the options' precision: products in bf16 where that is asked for or pays, weights in
     fp32.
     """
-    device = PartialState().device
-    native = options.precision == "auto" and multiplies_bf16(device)
-    half = options.precision == "bfloat16" or native
+    half = choose_dtype(options.precision, PartialState().device) == torch.bfloat16
     # The state is the process's; a second run in one process may want another precision.
     AcceleratorState._reset_state()
     tracker = None if options.tracker == "none" else options.tracker
@@ -172,11 +170,6 @@ def rate_at(progress: float, options: TrainOptions) -> float:
 def recent_mean(run: Run) -> float:
     """Mean acceptance length of the last batches of this sitting; 0.0 before the first."""
     return sum(run.recent) / max(len(run.recent), 1)
-
-
-def held_out_evaluation(ends: FrozenEnds, held_out: Features) -> Evaluation:
-    """Teacher-forced scores of the averaged weights on held-out features."""
-    return lambda run: evaluate(run.average, ends, held_out)
 
 
 class _Loop:
@@ -367,6 +360,5 @@ def _drop_later_metrics(path: Path, step: int) -> None:
                 kept.append(line)
         except (ValueError, KeyError):
             continue
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(line + "\n" for line in kept))
-    os.replace(temporary, path)
+    with replacing(path, force=True) as file:
+        file.writelines(line + "\n" for line in kept)
