@@ -123,7 +123,7 @@ def train_drafter(plan: Plan, report: Report = print, observe: Observer | None =
         load_target(plan.target, replace(plan.loading, pack=False), report) if plan.loading.pack else target
     )
     config = _config(target, plan.drafter) if drafter is None else drafter.config
-    held = _held_out(len(chats))
+    held = held_out_numbers(len(chats))
     parts = [chat for n, chat in enumerate(chats) if n not in held], [chats[n] for n in sorted(held)]
     store = _features(plan, target, parts[0], config.target_layer_ids, folder.features, report)
     held_out = None
@@ -217,7 +217,7 @@ def _shortened(chat: Chat, longest: int) -> Chat:
     return replace(chat, token_ids=chat.token_ids[:longest], answers=answers)
 
 
-def _held_out(count: int) -> frozenset[int]:
+def held_out_numbers(count: int) -> frozenset[int]:
     """Numbers of the chats that are held out, spread evenly; none of a single chat."""
     if count < 2:
         return frozenset()
