@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 
 import slipstream
-from slipstream.bench import total_acceptance, total_rate
-from slipstream.core.records import Completion
+from slipstream.bench import total_rate
+from slipstream.core.records import Completion, total_acceptance
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ class ScriptedProposer:
     def admit(self, features_BLE: Tensor, row_B: Tensor) -> None:
         """Nothing to remember."""
 
-    def extend(self, features_BLE: Tensor, start_B: Tensor) -> None:
+    def extend(self, features_BLE: Tensor, start_B: Tensor, visible: int) -> None:
         """Nothing to remember."""
 
     def propose(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,10 +45,26 @@ def engine(target: Target) -> Engine:
     return Engine(target, None, EngineOptions(max_rows=16))
 
 
+class Scripted:
+    """Decodes as a function says, all requests of a turn before those of the next."""
+
+    def __init__(self, generate: Callable[[Sequence[Request]], Sequence[Completion]]) -> None:
+        self.generate = generate
+
+    def converse(
+        self, requests: Sequence[Request], follow: Callable[[int, Completion], Request | None]
+    ) -> None:
+        going = dict(enumerate(requests))
+        while going:
+            done = zip(list(going), self.generate(list(going.values())), strict=True)
+            nexts = {number: follow(number, completion) for number, completion in done}
+            going = {number: request for number, request in nexts.items() if request is not None}
+
+
 def writer_of(engine: Engine) -> Writer:
     renderer = renderer_for(engine.target, None)
     assert renderer is not None
-    return Writer(engine.generate, renderer, engine.target.tokenizer, engine.target.info.max_context)
+    return Writer(engine, renderer, engine.target.tokenizer, engine.target.info.max_context)
 
 
 def written(engine: Engine, count: int, options: SynthesisOptions = OPTIONS, **more: Any) -> list[Chat]:
@@ -117,7 +133,7 @@ def test_chats_go_on_for_several_turns_while_they_have_room(engine: Engine) -> N
         ]
 
     def chats(room: int) -> list[Chat]:
-        writer = replace(writer_of(engine), generate=script, room=room)
+        writer = replace(writer_of(engine), decoder=Scripted(script), room=room)
         waves = synthesize(writer, 40, replace(OPTIONS, follow_share=0.5))
         return [chat for wave in waves for chat in wave]
 
@@ -131,11 +147,11 @@ def test_chats_go_on_for_several_turns_while_they_have_room(engine: Engine) -> N
 
 
 def test_base_models_continue_from_nothing(engine: Engine) -> None:
-    chats = continue_text(engine.generate, [[0]] * 4, OPTIONS)
+    chats = continue_text(engine, [[0]] * 4, OPTIONS)
     for chat in chats:
         assert chat.token_ids[0] == 0
         assert chat.answers == ((1, len(chat.token_ids)),)
-    assert chats == continue_text(engine.generate, [[0]] * 4, OPTIONS)
+    assert chats == continue_text(engine, [[0]] * 4, OPTIONS)
 
 
 class KilledError(Exception):
@@ -145,7 +161,7 @@ class KilledError(Exception):
 def test_a_killed_sitting_is_gone_on_with(target: Target, engine: Engine, tmp_path: Path) -> None:
     plan = ChatPlan(9, options=OPTIONS, wave=2)
     whole = tmp_path / "whole.jsonl"
-    make_chats(target, engine.generate, plan, whole)
+    make_chats(target, engine, plan, whole)
     calls = 0
 
     def dies(requests: Sequence[Request]) -> Sequence[Completion]:
@@ -157,13 +173,13 @@ def test_a_killed_sitting_is_gone_on_with(target: Target, engine: Engine, tmp_pa
 
     path = tmp_path / "chats.jsonl"
     with pytest.raises(KilledError):
-        make_chats(target, dies, plan, path)
+        make_chats(target, Scripted(dies), plan, path)
     partial = tmp_path / "chats.jsonl.partial"
     assert not path.exists()
     lines = partial.read_text().splitlines()
     assert 2 <= len(lines) < 10
     partial.write_text("\n".join(lines) + '\n{"token_ids": [1, 2')  # cut off in the middle of a line
-    made = make_chats(target, engine.generate, plan, path)
+    made = make_chats(target, engine, plan, path)
     assert path.read_text() == whole.read_text()
     assert made.chats == 9
     assert made.new_answer_tokens < made.answer_tokens
@@ -177,13 +193,13 @@ def test_files_of_other_plans_and_finished_files_are_kept(
     partial = tmp_path / "chats.jsonl.partial"
     partial.write_text('{"plan": "other"}\n')
     with pytest.raises(InputError, match="begun with other options"):
-        make_chats(target, engine.generate, ChatPlan(2, options=OPTIONS), path)
+        make_chats(target, engine, ChatPlan(2, options=OPTIONS), path)
     assert partial.exists()
     partial.unlink()
-    make_chats(target, engine.generate, ChatPlan(2, options=OPTIONS), path)
+    make_chats(target, engine, ChatPlan(2, options=OPTIONS), path)
     with pytest.raises(InputError, match="--force"):
-        make_chats(target, engine.generate, ChatPlan(3, options=OPTIONS), path)
-    make_chats(target, engine.generate, ChatPlan(3, options=OPTIONS), path, force=True)
+        make_chats(target, engine, ChatPlan(3, options=OPTIONS), path)
+    make_chats(target, engine, ChatPlan(3, options=OPTIONS), path, force=True)
     assert len(read_chats(path, None).chats) == 3
 
 
@@ -200,7 +216,7 @@ def test_prompts_from_a_file(target: Target, engine: Engine, tmp_path: Path, kee
         )
     )
     path = tmp_path / "out.jsonl"
-    make_chats(target, engine.generate, ChatPlan(4, str(prompts), keep, OPTIONS, wave=3), path)
+    make_chats(target, engine, ChatPlan(4, str(prompts), keep, OPTIONS, wave=3), path)
     chats = read_chats(path, None).chats
     assert [chat.messages[0]["content"] for chat in chats] == ["q0", "q1", "q2", "q3"]
     assert all((chat.messages[1:] == ({"role": "assistant", "content": "A"},)) == keep for chat in chats)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from slipstream.core.options import EngineOptions, SamplingOptions
 from slipstream.core.records import Request
 from slipstream.decode import Engine, NullProposer
+from slipstream.target import Prefill
 
 VOCAB = 8
 
@@ -35,10 +37,12 @@ class CountingTarget:
     def _logits(self, ids: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.one_hot((ids + 1) % VOCAB, VOCAB).float()
 
-    def prefill(self, ids: torch.Tensor, length: torch.Tensor, cache: Any, chunk: int, row_B: Any) -> Any:
-        """Logits after the last token of each row."""
+    def prefill_parts(
+        self, ids: torch.Tensor, length: torch.Tensor, cache: Any, chunk: int, row_B: Any
+    ) -> Iterator[Prefill]:
+        """Logits after the last token of each row, in one part."""
         last = ids.gather(1, length[:, None] - 1)[:, 0]
-        return SimpleNamespace(logits_BV=self._logits(last), features_BLE=torch.zeros(*ids.shape, 1))
+        yield Prefill(self._logits(last), torch.zeros(*ids.shape, 1))
 
     def verify(self, ids: torch.Tensor, start: torch.Tensor, cache: Any, visible: int) -> Any:
         """Logits after every token."""

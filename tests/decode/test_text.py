@@ -35,7 +35,7 @@ def track(tokens: list[int], cuts: list[int], **sampling: object) -> tuple[Track
 def test_characters_are_never_split(cuts: list[int]) -> None:
     tracker, pieces = track([*ids_of(TEXT), 0], cuts)
     assert tracker.finish_reason == "stop"
-    assert "".join(piece.text for piece in pieces) == TEXT == tracker.completion(0.0).text
+    assert "".join(piece.text for piece in pieces) == TEXT == tracker.completion().text
     for piece in pieces:
         assert "\ufffd" not in piece.text
         assert "".join(text for text, _ in piece.spans) == piece.text
@@ -92,7 +92,7 @@ def test_held_text_comes_out_when_it_was_no_stop_after_all() -> None:
 def test_stop_strings_wait_for_min_tokens() -> None:
     tracker, _ = track([*ids_of("abcabc"), 0], [1], stop=("b",), min_tokens=4)
     assert tracker.token_ids == ids_of("abcab")
-    assert tracker.completion(0.0).text == "abca"
+    assert tracker.completion().text == "abca"
 
 
 def test_without_a_tokenizer_there_is_no_text() -> None:

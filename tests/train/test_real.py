@@ -73,7 +73,7 @@ def test_acceptance_on_a_narrow_domain_rises(tmp_path: Path) -> None:
     target = load_target("smollm2")
     engine = Engine(target, None, EngineOptions(max_rows=len(THINGS)))
     writing = SynthesisOptions(answer_tokens=80, greedy_share=1.0)
-    make_chats(target, engine.generate, ChatPlan(0, str(prompts), options=writing), tmp_path / "all.jsonl")
+    make_chats(target, engine, ChatPlan(0, str(prompts), options=writing), tmp_path / "all.jsonl")
     lines = (tmp_path / "all.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "train.jsonl").write_text("".join(lines[:-8]))
     (tmp_path / "unseen.jsonl").write_text("".join(lines[-8:]))

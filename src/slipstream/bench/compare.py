@@ -97,9 +97,3 @@ def total_rate(completions: Sequence[Completion]) -> float:
     """Tokens per second of decoding, each completion's first token left out; 0.0 without time."""
     seconds = sum(item.decode_s for item in completions)
     return sum(item.completion_tokens - 1 for item in completions) / seconds if seconds > 0 else 0.0
-
-
-def total_acceptance(completions: Sequence[Completion]) -> float:
-    """Micro-averaged acceptance length: tokens emitted by rounds over their number; 1.0 without rounds."""
-    rounds = sum(item.rounds for item in completions)
-    return sum(item.emitted_in_rounds for item in completions) / rounds if rounds else 1.0

@@ -92,7 +92,8 @@ def print_comparison(comparison: Comparison) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from slipstream.bench import total_acceptance, total_rate
+    from slipstream.bench import total_rate
+    from slipstream.core.records import total_acceptance
 
     table = Table(title=f"{len(comparison.plain)} prompts, decoding only")
     for heading in ("", "tokens/s", "tokens per round", "tokens"):
@@ -179,7 +180,8 @@ def print_check(report: Report) -> None:
 
 
 def _side(completions: Sequence[Completion], exact: bool) -> dict[str, Any]:
-    from slipstream.bench import total_acceptance, total_rate
+    from slipstream.bench import total_rate
+    from slipstream.core.records import total_acceptance
 
     return {
         "tokens_per_s": total_rate(completions),

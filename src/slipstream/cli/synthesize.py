@@ -68,8 +68,8 @@ def synthesize(
     refuse_existing(out, force)
     options = chat if max_tokens is None else replace(chat, answer_tokens=max_tokens)
     model = load_target(target, loading, say)
-    generate = _writer(model, server, rows)
-    made = make_chats(model, generate, ChatPlan(count, prompts, keep_answers, options), out, force, say)
+    decoder = _writer(model, server, rows)
+    made = make_chats(model, decoder, ChatPlan(count, prompts, keep_answers, options), out, force, say)
     if as_json:
         print(json.dumps(asdict(made) | {"out": str(out)}))
         return 0
@@ -87,6 +87,6 @@ def _writer(model: Any, server: ServerFlags, rows: int) -> Any:
     from slipstream.decode import Engine
 
     if server.endpoint is None:
-        return Engine(model, None, EngineOptions(max_rows=rows)).generate
+        return Engine(model, None, EngineOptions(max_rows=rows))
     ends = model.info.eos_token_ids
-    return Endpoint(server.endpoint, model.tokenizer, ends, server.endpoint_model, server.api_key).generate
+    return Endpoint(server.endpoint, model.tokenizer, ends, server.endpoint_model, server.api_key)

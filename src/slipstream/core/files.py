@@ -31,6 +31,24 @@ def replacing(path: Path, force: bool = False) -> Iterator[TextIO]:
         temporary.unlink(missing_ok=True)
 
 
+def replace_bytes(path: Path, data: bytes) -> None:
+    """Write a file of bytes whole, in place of one that may be there.
+
+    Raises:
+        InputError: it cannot be written; what was there before is kept.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}: {error.strerror or error}; what was there before is kept"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def refuse_existing(path: Path, force: bool) -> None:
     """Stop before anything is overwritten.
 

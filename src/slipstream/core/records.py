@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -80,3 +80,10 @@ class Completion:
     def tokens_per_s(self) -> float:
         """Decode-only rate: tokens after the first per second of decode_s."""
         return (self.completion_tokens - 1) / self.decode_s if self.decode_s > 0 else 0.0
+
+
+def total_acceptance(completions: Iterable[Completion]) -> float:
+    """Micro-averaged acceptance length: tokens emitted by rounds over their number; 1.0 without rounds."""
+    done = list(completions)
+    rounds = sum(item.rounds for item in done)
+    return sum(item.emitted_in_rounds for item in done) / rounds if rounds else 1.0

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import Any
 
 from slipstream.core.errors import InputError
@@ -57,6 +58,31 @@ class Endpoint:
         """
         with ThreadPoolExecutor(_STREAMS) as pool:
             return list(pool.map(self._one, requests))
+
+    def converse(
+        self, requests: Sequence[Request], follow: Callable[[int, Completion], Request | None]
+    ) -> None:
+        """Continue all prompts, and whatever follows from a completion, many at a time.
+
+        Args:
+            requests: the first ones.
+            follow: called with a request's number and its completion, never twice at once; what it returns
+                is asked next, under the same number.
+
+        Raises:
+            InputError: the server refuses a request or goes away.
+        """
+        one_at_a_time = Lock()
+
+        def talk(number: int) -> None:
+            request: Request | None = requests[number]
+            while request is not None:
+                completion = self._one(request)
+                with one_at_a_time:
+                    request = follow(number, completion)
+
+        with ThreadPoolExecutor(_STREAMS) as pool:
+            list(pool.map(talk, range(len(requests))))
 
     def _one(self, request: Request) -> Completion:
         sampling = request.sampling

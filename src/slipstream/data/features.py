@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from slipstream.core.errors import InputError
-from slipstream.core.files import replacing
+from slipstream.core.files import replace_bytes, replacing
 
 INDEX_NAME = "index.json"
 
@@ -172,13 +171,7 @@ def write_shard(path: Path, documents: Sequence[Document]) -> str:
         "top_logprobs": torch.cat([doc.top_logprobs_LJ.half() for doc in documents]),
     }
     data = save(tensors)
-    temporary = path.with_suffix(".tmp")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise InputError(f"cannot write {path}: {error.strerror}") from error
+    replace_bytes(path, data)
     return fingerprint(data)
 
 

@@ -20,7 +20,7 @@ from slipstream.core.options import SynthesisOptions
 from slipstream.data.chats import Chat, from_record, to_line
 from slipstream.data.readers import messages_of, read_chats, records
 from slipstream.data.render import Renderer
-from slipstream.data.synthesize import WAVE, Generate, Writer, answer, continue_text, synthesize
+from slipstream.data.synthesize import WAVE, Decoder, Writer, answer, continue_text, synthesize
 from slipstream.target import Target
 
 #: Rows decoded side by side; more rows share the reading of the weights.
@@ -69,7 +69,7 @@ class Made:
 
 def make_chats(
     target: Target,
-    generate: Generate,
+    decoder: Decoder,
     plan: ChatPlan,
     path: Path,
     force: bool = False,
@@ -79,7 +79,7 @@ def make_chats(
 
     Args:
         target: whose tokenizer and template are used.
-        generate: decodes with it.
+        decoder: decodes with the target.
         plan: which chats.
         path: of the finished file.
         force: overwrite it.
@@ -96,7 +96,7 @@ def make_chats(
     begun, earlier = time.perf_counter(), sum(chat.answer_tokens for chat in done)
     try:
         with partial.open("a", encoding="utf-8") as file:
-            for wave in _waves(target, generate, plan, done):
+            for wave in _waves(target, decoder, plan, done):
                 file.writelines(to_line(chat) for chat in wave)
                 file.flush()
                 done += wave
@@ -144,21 +144,21 @@ def start_ids(target: Target) -> list[int]:
     return [0]
 
 
-def _waves(target: Target, generate: Generate, plan: ChatPlan, done: Sequence[Chat]) -> Iterator[list[Chat]]:
+def _waves(target: Target, decoder: Decoder, plan: ChatPlan, done: Sequence[Chat]) -> Iterator[list[Chat]]:
     renderer = renderer_for(target, plan.options.thinking)
     if plan.prompts is not None:
-        yield from _from_prompts(target, generate, plan, renderer, len(done))
+        yield from _from_prompts(target, decoder, plan, renderer, len(done))
     elif renderer is not None:
-        writer = Writer(generate, renderer, target.tokenizer, target.info.max_context)
+        writer = Writer(decoder, renderer, target.tokenizer, target.info.max_context)
         yield from synthesize(writer, plan.count, plan.options, done, plan.wave)
     else:
         for first in range(len(done), plan.count, plan.wave):
             size = min(plan.wave, plan.count - first)
-            yield continue_text(generate, [start_ids(target)] * size, plan.options, first)
+            yield continue_text(decoder, [start_ids(target)] * size, plan.options, first)
 
 
 def _from_prompts(
-    target: Target, generate: Generate, plan: ChatPlan, renderer: Renderer | None, done: int
+    target: Target, decoder: Decoder, plan: ChatPlan, renderer: Renderer | None, done: int
 ) -> Iterator[list[Chat]]:
     """Chats after the prompts of a file, those done left out."""
     source, limit = str(plan.prompts), plan.count or None
@@ -172,7 +172,7 @@ def _from_prompts(
             starts = [
                 text_ids(target)(str(record.get("text", record.get("prompt", "")))) for _, record in batch
             ]
-            yield continue_text(generate, starts, plan.options, first)
+            yield continue_text(decoder, starts, plan.options, first)
         else:
             prompts = []
             for where, record in batch:
@@ -180,7 +180,7 @@ def _from_prompts(
                 if messages is None:
                     raise InputError(f"{where} holds no messages and no prompt")
                 prompts.append(messages)
-            writer = Writer(generate, renderer, target.tokenizer, target.info.max_context)
+            writer = Writer(decoder, renderer, target.tokenizer, target.info.max_context)
             yield answer(writer, prompts, plan.options, first)
         first += len(batch)
 

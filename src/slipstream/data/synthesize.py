@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from slipstream.core.errors import InputError
 from slipstream.core.options import SamplingOptions, SynthesisOptions
@@ -17,8 +17,20 @@ from slipstream.core.records import Completion, Request
 from slipstream.data.chats import Chat
 from slipstream.data.render import Message, Rendered, Renderer
 
-Generate = Callable[[Sequence[Request]], Sequence[Completion]]
-"""Whatever decodes requests with the target: an engine, or a server."""
+
+class Decoder(Protocol):
+    """Whatever decodes requests with the target: an engine, or a server."""
+
+    def generate(self, requests: Sequence[Request]) -> Sequence[Completion]:
+        """Completions in the order of the requests."""
+
+    def converse(
+        self, requests: Sequence[Request], follow: Callable[[int, Completion], Request | None]
+    ) -> None:
+        """Decode requests, and what `follow` returns for a request's number and completion, until it returns
+        None for all.
+        """
+
 
 #: Most chats made at once. They are lost when the program is killed, and more of them keep the rows full.
 WAVE = 1024
@@ -33,13 +45,13 @@ class Writer:
     """The target as a writer of chats.
 
     Attributes:
-        generate: decodes with the target, best many requests at once.
+        decoder: decodes with the target, best many requests at once.
         renderer: of the target's chat template.
         tokenizer: of the target.
         room: longest sequence in tokens; a chat that has grown to it ends.
     """
 
-    generate: Generate
+    decoder: Decoder
     renderer: Renderer
     tokenizer: Any
     room: int
@@ -47,13 +59,25 @@ class Writer:
 
 @dataclass
 class _Growing:
-    """A chat while it is being written."""
+    """A chat while it is being written.
+
+    Attributes:
+        number: of the chat.
+        temperature: of its answers.
+        turns: most questions.
+        messages: so far.
+        document: ids so far, up to the last answer.
+        script: messages that come next, where they are given; None lets the target ask.
+        asked: what is being decoded.
+    """
 
     number: int
     temperature: float
     turns: int
     messages: list[Message] = field(default_factory=list)
     document: Rendered | None = None
+    script: list[Message] | None = None
+    asked: Request | None = None
 
 
 def synthesize(
@@ -84,14 +108,14 @@ def synthesize(
         size = min(wave, max(_LEAST, (count - made) * 9 // 8))
         growing = [_begin(n, options) for n in range(number, number + size)]
         number += size
-        fresh = _ask(writer, growing, options, seen)
+        fresh = _begun(writer, growing, options, seen)
         seen.update(chat.messages[0]["content"] for chat in fresh[: count - made])
         barren = 0 if fresh else barren + 1
         if barren == _BARREN:
             raise InputError(
                 f"the target wrote no new user turn in {_BARREN} batches; {made} of {count} chats were made"
             )
-        chats = _converse(writer, fresh[: count - made], options)
+        chats = _written(writer, fresh[: count - made], options)
         made += len(chats)
         yield chats
 
@@ -116,26 +140,20 @@ def answer(
     Raises:
         InputError: a prompt has no user turn; it is named.
     """
-    scripts: list[tuple[_Growing, list[Message]]] = []
+    growing = []
     for number, prompt in enumerate(prompts, start=first):
         kept: list[Message] = [dict(message) for message in prompt if message.get("role") != "assistant"]
-        if not any(message.get("role") == "user" for message in kept):
+        if not _asks(kept):
             raise InputError(f"prompt {number} has no user turn")
-        scripts.append((_begin(number, options), kept))
-    going = scripts
-    while going:
-        for chat, rest in going:
-            while rest:
-                chat.messages.append(rest.pop(0))
-                if chat.messages[-1]["role"] == "user":
-                    break
-        _answer(writer, [chat for chat, _ in going], options)
-        going = [(c, rest) for c, rest in going if c.messages[-1]["role"] == "assistant" and _asks(rest)]
-    return [_finished(chat, options) for chat, _ in scripts if chat.document is not None]
+        chat = _begin(number, options)
+        chat.script = kept
+        _recite(chat)
+        growing.append(chat)
+    return _written(writer, growing, options)
 
 
 def continue_text(
-    generate: Generate,
+    decoder: Decoder,
     starts: Sequence[Sequence[int]],
     options: SynthesisOptions,
     first: int = 0,
@@ -143,7 +161,7 @@ def continue_text(
     """A base model's own text, after given beginnings or after nothing but its start token.
 
     Args:
-        generate: decodes with the target.
+        decoder: decodes with the target.
         starts: token ids of the beginnings, at least one token each.
         options: temperature and length of the answers, and seed.
         first: number of the first text.
@@ -154,7 +172,7 @@ def continue_text(
         for chat, start in zip(growing, starts, strict=True)
     ]
     chats = []
-    for chat, request, completion in zip(growing, requests, generate(requests), strict=True):
+    for chat, request, completion in zip(growing, requests, decoder.generate(requests), strict=True):
         start = len(request.prompt_ids)
         ids = (*request.prompt_ids, *completion.token_ids)
         chats.append(Chat(ids, ((start, len(ids)),), (), chat.temperature, None, chat.number))
@@ -176,73 +194,105 @@ def _begin(number: int, options: SynthesisOptions) -> _Growing:
     return _Growing(number, 0.0 if greedy else options.answer_temperature, turns)
 
 
-def _ask(
-    writer: Writer,
-    growing: list[_Growing],
-    options: SynthesisOptions,
-    seen: set[str] | None = None,
+def _begun(
+    writer: Writer, growing: list[_Growing], options: SynthesisOptions, seen: set[str]
 ) -> list[_Growing]:
-    """Sample the next user turn of every chat; those with an empty, endless or repeated one are dropped."""
-    openings = [writer.renderer.user_opening_ids(chat.messages) for chat in growing]
-    # One token at least to ask with, and one to answer.
-    asking = [(chat, ids) for chat, ids in zip(growing, openings, strict=True) if len(ids) + 1 < writer.room]
-    requests = [
-        Request(
-            opening,
-            SamplingOptions(
-                temperature=options.prompt_temperature,
-                top_k=options.prompt_top_k,
-                max_tokens=options.prompt_tokens,
-                seed=seed_of(options, chat.number, f"user {len(chat.messages)}"),
-            ),
-        )
-        for chat, opening in asking
-    ]
-    used = set(seen or ())
+    """Sample the first user turn of every chat; those with an empty, endless or repeated one are dropped."""
+    asking = [(chat, request) for chat in growing if (request := _question(writer, chat, options))]
+    completions = writer.decoder.generate([request for _, request in asking])
+    used = set(seen)
     kept = []
-    for (chat, _), completion in zip(asking, writer.generate(requests), strict=True):
-        turn = completion.text.strip()
-        if completion.finish_reason != "stop" or not turn or (seen is not None and turn in used):
-            continue
-        used.add(turn)
-        chat.messages.append({"role": "user", "content": turn})
-        kept.append(chat)
+    for (chat, _), completion in zip(asking, completions, strict=True):
+        if _hear_question(chat, completion) and chat.messages[-1]["content"] not in used:
+            used.add(chat.messages[-1]["content"])
+            kept.append(chat)
     return kept
 
 
-def _converse(
-    writer: Writer,
-    growing: list[_Growing],
-    options: SynthesisOptions,
-) -> list[Chat]:
-    """Answer, ask on, answer again, until every chat has its turns."""
-    going, turn = growing, 1
-    while going:
-        _answer(writer, going, options)
-        # An answer that was cut off is no turn that anyone would reply to.
-        going = [chat for chat in going if chat.turns > turn and chat.messages[-1]["role"] == "assistant"]
-        going = _ask(writer, going, options)
-        turn += 1
+def _written(writer: Writer, growing: list[_Growing], options: SynthesisOptions) -> list[Chat]:
+    """Answer, ask on, answer again, until every chat has its turns; each at its own pace."""
+    going = []
+    for chat in growing:
+        chat.asked = _reply(writer, chat, options)
+        if chat.asked is not None:
+            going.append(chat)
+
+    def follow(number: int, completion: Completion) -> Request | None:
+        chat = going[number]
+        chat.asked = _next(writer, chat, completion, options)
+        return chat.asked
+
+    writer.decoder.converse([chat.asked for chat in going if chat.asked is not None], follow)
     return [_finished(chat, options) for chat in growing if chat.document is not None]
 
 
-def _answer(
-    writer: Writer,
-    growing: list[_Growing],
-    options: SynthesisOptions,
-) -> None:
-    """Add the target's answer to every chat."""
-    prompts = [writer.renderer.prompt_ids(chat.messages) for chat in growing]
-    answering = [(chat, ids) for chat, ids in zip(growing, prompts, strict=True) if len(ids) < writer.room]
-    requests = [
-        Request(ids, _answer_sampling(chat, options, f"answer {len(chat.messages)}"))
-        for chat, ids in answering
-    ]
-    for (chat, _), request, completion in zip(answering, requests, writer.generate(requests), strict=True):
-        chat.document = _extended(chat.document, tuple(request.prompt_ids), tuple(completion.token_ids))
-        if completion.finish_reason == "stop":
-            text = writer.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
-            chat.messages.append({"role": "assistant", "content": text})
+def _next(
+    writer: Writer, chat: _Growing, completion: Completion, options: SynthesisOptions
+) -> Request | None:
+    """Take what was decoded, an answer or a question; what is to be decoded next."""
+    if chat.messages[-1]["role"] != "user":
+        return _reply(writer, chat, options) if _hear_question(chat, completion) else None
+    # An answer that was cut off is no turn that anyone would reply to.
+    if not _hear_answer(writer, chat, completion):
+        return None
+    if chat.script is not None:
+        return _reply(writer, chat, options) if _recite(chat) else None
+    asked = sum(message["role"] == "user" for message in chat.messages)
+    return _question(writer, chat, options) if asked < chat.turns else None
+
+
+def _recite(chat: _Growing) -> bool:
+    """Add the script's messages up to the next user turn; whether there is one."""
+    assert chat.script is not None
+    if not _asks(chat.script):
+        return False
+    while True:
+        chat.messages.append(chat.script.pop(0))
+        if chat.messages[-1]["role"] == "user":
+            return True
+
+
+def _question(writer: Writer, chat: _Growing, options: SynthesisOptions) -> Request | None:
+    """Has the target write the next user turn; None where there is no room."""
+    opening = writer.renderer.user_opening_ids(chat.messages)
+    # One token at least to ask with, and one to answer.
+    if len(opening) + 1 >= writer.room:
+        return None
+    sampling = SamplingOptions(
+        temperature=options.prompt_temperature,
+        top_k=options.prompt_top_k,
+        max_tokens=options.prompt_tokens,
+        seed=seed_of(options, chat.number, f"user {len(chat.messages)}"),
+    )
+    return Request(opening, sampling)
+
+
+def _hear_question(chat: _Growing, completion: Completion) -> bool:
+    """Add a user turn; whether it is one."""
+    turn = completion.text.strip()
+    if completion.finish_reason != "stop" or not turn:
+        return False
+    chat.messages.append({"role": "user", "content": turn})
+    return True
+
+
+def _reply(writer: Writer, chat: _Growing, options: SynthesisOptions) -> Request | None:
+    """Has the target answer; None where there is no room."""
+    ids = writer.renderer.prompt_ids(chat.messages)
+    if len(ids) >= writer.room:
+        return None
+    return Request(ids, _answer_sampling(chat, options, f"answer {len(chat.messages)}"))
+
+
+def _hear_answer(writer: Writer, chat: _Growing, completion: Completion) -> bool:
+    """Add an answer; whether it came to its end."""
+    assert chat.asked is not None
+    chat.document = _extended(chat.document, tuple(chat.asked.prompt_ids), tuple(completion.token_ids))
+    if completion.finish_reason != "stop":
+        return False
+    text = writer.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+    chat.messages.append({"role": "assistant", "content": text})
+    return True
 
 
 def _answer_sampling(chat: _Growing, options: SynthesisOptions, purpose: str) -> SamplingOptions:

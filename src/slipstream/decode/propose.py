@@ -13,7 +13,7 @@ from slipstream.decode.accept import Proposal
 from slipstream.decode.noise import DRAFT, gumbel
 from slipstream.decode.sampling import RowSettings, choose, distribution
 from slipstream.model import Drafter, decode_masks
-from slipstream.target import Target
+from slipstream.target import Target, TargetCache
 
 #: Draft logits_BKV and the positions of the drafts to a proposal.
 DraftChooser = Callable[[Tensor, Tensor], Proposal]
@@ -36,9 +36,9 @@ class Proposer(Protocol):
     def admit(self, features_BLE: Tensor, row_B: Tensor) -> None:
         """A new context in each of the named rows: features from position 0 on; what was there is gone."""
 
-    def extend(self, features_BLE: Tensor, start_B: Tensor) -> None:
-        """Features of L positions of all rows, from start_B[b] on; what a later call writes again was not
-        valid.
+    def extend(self, features_BLE: Tensor, start_B: Tensor, visible: int) -> None:
+        """Features of L positions of all rows, from start_B[b] on, all before slot `visible`; what a later
+        call writes again was not valid.
         """
 
     def propose(
@@ -71,7 +71,7 @@ class DraftProposer:
             )
         self._target = target
         self._drafter = drafter
-        self._context: list[tuple[Tensor, Tensor]] = []
+        self._context: TargetCache | None = None
         self._dtype = drafter.hidden_norm.weight.dtype
 
     @property
@@ -86,50 +86,32 @@ class DraftProposer:
 
     def begin(self, rows: int, slots: int) -> None:
         """Buffers of this size; those of the last call serve again where they fit."""
-        config = self._drafter.config
-        if self._context:
-            held_rows, _, held_slots, _ = self._context[0][0].shape
-            if held_rows == rows and held_slots >= slots:
-                self._clear(slots)
-                return
-            self._context = []
-        shape = (rows, config.num_kv_heads, slots, config.head_dim)
-        # Zeros, not empty: masked slots must hold finite numbers, as 0 times infinity is not 0.
-        self._context = [
-            (
-                torch.zeros(shape, dtype=self._dtype, device=self._target.device),
-                torch.zeros(shape, dtype=self._dtype, device=self._target.device),
-            )
-            for _ in range(config.num_layers)
-        ]
-
-    def _clear(self, slots: int) -> None:
-        """Zeros where the next call reads: what is masked counts zero times, and only a number does."""
-        for k_BGSC, v_BGSC in self._context:
-            k_BGSC[:, :, :slots].zero_()
-            v_BGSC[:, :, :slots].zero_()
+        if self._context is not None and self._context.rows == rows and self._context.slots >= slots:
+            self._context.clear()
+            return
+        self._context = None  # so that the old buffers are gone before the new ones are made
+        self._context = TargetCache(rows, slots)
 
     @torch.no_grad()
     def admit(self, features_BLE: Tensor, row_B: Tensor) -> None:
         """Clear the rows, then write their context."""
-        for k_BGSC, v_BGSC in self._context:
-            k_BGSC[row_B] = 0
-            v_BGSC[row_B] = 0
-        self._write(features_BLE, torch.zeros_like(row_B), row_B)
+        assert self._context is not None
+        self._context.clear(row_B)
+        self._write(features_BLE, torch.zeros_like(row_B), features_BLE.shape[1], row_B)
 
     @torch.no_grad()
-    def extend(self, features_BLE: Tensor, start_B: Tensor) -> None:
+    def extend(self, features_BLE: Tensor, start_B: Tensor, visible: int) -> None:
         """Write the keys and values of new positions of all rows."""
-        self._write(features_BLE, start_B, torch.arange(len(start_B), device=start_B.device))
+        self._write(features_BLE, start_B, visible, None)
 
-    def _write(self, features_BLE: Tensor, start_B: Tensor, row_B: Tensor) -> None:
+    def _write(self, features_BLE: Tensor, start_B: Tensor, visible: int, row_B: Tensor | None) -> None:
         """Project features to every layer's keys and values and write them at their positions."""
-        length = features_BLE.shape[1]
-        position_BL = start_B[:, None] + torch.arange(length, device=start_B.device)
+        assert self._context is not None
+        position_BL = start_B[:, None] + torch.arange(features_BLE.shape[1], device=start_B.device)
+        self._context.aim(position_BL, visible, row_B)
         fresh = self._drafter.context_kv(features_BLE.to(self._dtype), position_BL)
-        for (k_BGSC, v_BGSC), (k_BGLC, v_BGLC) in zip(self._context, fresh, strict=True):
-            k_BGSC.transpose(1, 2)[row_B[:, None], position_BL] = k_BGLC.transpose(1, 2)
-            v_BGSC.transpose(1, 2)[row_B[:, None], position_BL] = v_BGLC.transpose(1, 2)
+        for layer, (k_BGLC, v_BGLC) in enumerate(fresh):
+            self._context.update(k_BGLC, v_BGLC, layer)
 
     @torch.no_grad()
     def propose(
@@ -140,7 +122,8 @@ class DraftProposer:
         masked = anchor_B.new_full((len(anchor_B), num_drafts), config.mask_token_id)
         ids_BT = torch.cat([anchor_B[:, None], masked], dim=1)
         position_BT = length_B[:, None] + torch.arange(num_drafts + 1, device=length_B.device)
-        context = tuple((k[:, :, :visible], v[:, :, :visible]) for k, v in self._context)
+        assert self._context is not None
+        context = tuple(self._context.read(layer, visible) for layer in range(config.num_layers))
         masks = decode_masks(config, length_B, visible, num_drafts + 1)
         x_BTD = self._target.embed(ids_BT).to(self._dtype)
         hidden_BTD = self._drafter(x_BTD, position_BT, context, masks)
@@ -163,7 +146,7 @@ class NullProposer:
     def admit(self, features_BLE: Tensor, row_B: Tensor) -> None:
         """Nothing to remember."""
 
-    def extend(self, features_BLE: Tensor, start_B: Tensor) -> None:
+    def extend(self, features_BLE: Tensor, start_B: Tensor, visible: int) -> None:
         """Nothing to remember."""
 
     def propose(

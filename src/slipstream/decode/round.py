@@ -21,7 +21,6 @@ class Batch:
     """What a batch of requests has on the device.
 
     Attributes:
-        slots: positions that every buffer has.
         anchor_B: last committed token of each row.
         length_B: its position; context lies strictly before it. 0 in rows that nobody uses.
         active_B: 1 while a row decodes, 0 in a free row (it stands still).
@@ -32,7 +31,6 @@ class Batch:
     proposer: Proposer | None
     options: EngineOptions
     num_drafts: int
-    slots: int
     cache: TargetCache
     anchor_B: Tensor
     length_B: Tensor
@@ -59,7 +57,7 @@ def run_round(batch: Batch, visible: int) -> list[list[int]]:
     logits_BTV = batch.history.adjust(verified.logits_BTV, proposal.drafts_BK, position_BT)
     verdict, short_B = accept(batch, proposal, logits_BTV, position_BT)
     if batch.proposer is not None:
-        batch.proposer.extend(verified.features_BTE, batch.length_B)
+        batch.proposer.extend(verified.features_BTE, batch.length_B, visible)
     rows = _read(verdict, short_B & (batch.active_B > 0))
     if any(row[-1] for row in rows):
         # Rare: the likeliest tokens did not reach top_p, so the filter is run again over all of them.

@@ -28,6 +28,7 @@ class Tracker:
         self.index = index
         self.request = request
         self.finish_reason: FinishReason | None = None
+        self.cancelled = False
         self.token_ids: list[int] = []
         self.started_at = self.first_at = self.last_at = 0.0
         self._limit = limit
@@ -54,8 +55,8 @@ class Tracker:
             self._accepted[position] += 1
         return piece
 
-    def completion(self, started: float) -> Completion:
-        """The finished request; `started` is when the call began."""
+    def completion(self) -> Completion:
+        """The finished request."""
         assert self.finish_reason is not None
         return Completion(
             text="".join(self._text),
@@ -65,7 +66,7 @@ class Tracker:
             rounds=self._rounds,
             emitted_in_rounds=self._emitted,
             accepted_per_position=tuple(self._accepted),
-            ttft_s=self.first_at - started,
+            ttft_s=self.first_at - self.started_at,
             decode_s=self.last_at - self.first_at,
         )
 

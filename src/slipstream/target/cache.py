@@ -90,15 +90,30 @@ class TargetCache(Cache):  # type: ignore[misc]
             keys, values = keys[self._some_B], values[self._some_B]
         return keys[:, :, : self._visible], values[:, :, : self._visible]
 
+    def read(self, layer_idx: int, visible: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer in all rows, views [B, G, S, C] of the leading `visible` slots.
+
+        Raises:
+            InputError: nothing was written to the layer yet.
+        """
+        pair = self._buffers[layer_idx] if layer_idx < len(self._buffers) else None
+        if pair is None:
+            raise InputError(f"nothing was written to layer {layer_idx} of the cache")
+        self._visible = visible
+        keys, values = self._fitting(pair[0], pair[0]), self._fitting(pair[1], pair[1])
+        self._buffers[layer_idx] = keys, values
+        return keys[:, :, :visible], values[:, :, :visible]
+
     def _fitting(self, buffer: Tensor | None, state: Tensor) -> Tensor:
         """The buffer, made or enlarged so that it holds the visible slots.
 
         A CPU's batched products copy what does not lie in one piece, so there the buffer is only as long as
-        what is read; elsewhere it has its full length from the start.
+        what is read; elsewhere it doubles.
         """
         if buffer is not None and buffer.shape[2] >= self._visible:
             return buffer
-        slots = self._visible if state.device.type == "cpu" else self.slots
+        doubled = min(1 << (self._visible - 1).bit_length(), self.slots)
+        slots = self._visible if state.device.type == "cpu" else doubled
         grown = state.new_zeros(self.rows, state.shape[1], slots, state.shape[3])
         if buffer is not None:
             grown[:, :, : buffer.shape[2]] = buffer

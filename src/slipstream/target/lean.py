@@ -199,6 +199,7 @@ def _joined(*parts: nn.Linear) -> nn.Linear:
     joined.weight = nn.Parameter(torch.cat([part.weight for part in parts]), requires_grad=False)
     if parts[0].bias is not None:
         joined.bias = nn.Parameter(torch.cat([part.bias for part in parts]), requires_grad=False)
-    for part, weight in zip(parts, joined.weight.split(sizes), strict=True):
-        part.weight = nn.Parameter(weight, requires_grad=part.weight.requires_grad)
+    for name in ("weight", "bias") if joined.bias is not None else ("weight",):
+        for part, view in zip(parts, getattr(joined, name).split(sizes), strict=True):
+            setattr(part, name, nn.Parameter(view, requires_grad=getattr(part, name).requires_grad))
     return joined

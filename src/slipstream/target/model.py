@@ -6,6 +6,7 @@ Not a generation loop: sampling, acceptance and stopping live in `decode`.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,6 +163,34 @@ class Target:
         Returns:
             Logits of each row's last token, features of all tokens. The head runs on one token per row only.
         """
+        *_, filled = self.prefill_parts(ids_BL, length_B, cache, chunk, row_B)
+        assert isinstance(filled, Prefill)
+        return filled
+
+    @torch.no_grad()
+    def prefill_parts(
+        self,
+        ids_BL: Tensor,
+        length_B: Tensor,
+        cache: TargetCache,
+        chunk: int,
+        row_B: Tensor | None = None,
+    ) -> Iterator[int | Prefill]:
+        """`prefill` pass by pass, so that something else can be done in between.
+
+        Between two passes the slots from the yielded position on may be written to; the next pass writes
+        over them.
+
+        Args:
+            ids_BL: as for `prefill`, like all others.
+            length_B: lengths.
+            cache: written to.
+            chunk: tokens per row and pass.
+            row_B: rows of the cache.
+
+        Yields:
+            After every pass but the last the position that was reached, after the last the result.
+        """
         rows, longest = ids_BL.shape
         features_BLE = self._new_features(rows, longest)
         last_BD = torch.zeros(rows, self.info.width, dtype=self.dtype, device=self.device)
@@ -175,7 +204,9 @@ class Target:
             offset_B11 = offset_B.clamp(0, end - begin - 1)[:, None, None]
             found_BD = hidden_BTD.gather(1, offset_B11.expand(-1, 1, hidden_BTD.shape[-1]))[:, 0]
             last_BD = torch.where(here_B[:, None], found_BD, last_BD)
-        return Prefill(self.head(last_BD[:, None])[:, 0], features_BLE)
+            if end < longest:
+                yield end
+        yield Prefill(self.head(last_BD[:, None])[:, 0], features_BLE)
 
     @torch.no_grad()
     def verify(

@@ -65,6 +65,11 @@ class PackedLinear(nn.Module):
         return product
 
 
+def is_packed(module: nn.Module) -> bool:
+    """Whether any layer inside was replaced by a packed one."""
+    return any(isinstance(child, PackedLinear) for child in module.modules())
+
+
 def can_pack() -> bool:
     """Whether this torch has oneDNN's packed products (private operators, so they are looked for)."""
     names = ("_reorder_linear_weight", "_linear_pointwise")

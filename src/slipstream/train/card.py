@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from slipstream.core.files import replace_bytes
 from slipstream.model import DraftConfig
 
 
@@ -96,9 +98,9 @@ def draw_curve(metrics: Path, picture: Path) -> bool:
     right.set_ylabel("loss per block (grey)")
     left.legend(loc="upper left")
     left.grid(alpha=0.3)
-    temporary = picture.with_name(picture.name + ".tmp")
-    figure.savefig(temporary, format="png")
-    temporary.replace(picture)
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png")
+    replace_bytes(picture, drawn.getvalue())
     return True
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from slipstream.core.options import EngineOptions, SamplingOptions
-from slipstream.core.records import Request
+from slipstream.core.records import Request, total_acceptance
 from slipstream.data.blocks import build_batch, cut, draw_anchors, pack
 from slipstream.data.chats import Chat
 from slipstream.data.features import Features
@@ -91,5 +91,4 @@ def decoded_acceptance(
     requests = [Request(chat.token_ids[: chat.answers[0][0]], sampling) for chat in chats]
     completions = engine.generate(requests)
     target.set_taps(taps)
-    rounds = sum(completion.rounds for completion in completions)
-    return sum(completion.emitted_in_rounds for completion in completions) / max(rounds, 1)
+    return total_acceptance(completions)

@@ -19,7 +19,7 @@ _PACKAGES = ("slipstream", "torch", "transformers", "accelerate", "safetensors")
 # Options that may change from one sitting to the next: they say when to stop and what to show, not what is
 # trained.
 _FREE = frozenset(
-    {"max_steps", "minutes", "epochs", "evaluate_every", "decode_prompts", "save_every", "tracker"}
+    {"max_steps", "minutes", "epochs", "evaluate_every", "decode_prompts", "save_every", "tracker", "workers"}
 )
 
 
@@ -108,7 +108,8 @@ class RunFolder:
 
         for name in ("features", "held-out", "drafter"):
             shutil.rmtree(self.path / name, ignore_errors=True)
-        for name in ("run.json", "metrics.jsonl", "last.pt", "best.pt", "curve.png", "chats.jsonl"):
+        files = "run.json", "metrics.jsonl", "last.pt", "best.pt", "curve.png", "chats.jsonl"
+        for name in (*files, "chats.jsonl.partial"):
             (self.path / name).unlink(missing_ok=True)
 
 

@@ -29,6 +29,7 @@ from slipstream.decode import Engine
 from slipstream.formats import read_zlab, write_zlab
 from slipstream.model import DraftConfig, Drafter
 from slipstream.target import Target, load_target
+from slipstream.target.packing import is_packed
 from slipstream.train.card import card, draw_curve
 from slipstream.train.checkpoint import Run, new_run, read_best, restore
 from slipstream.train.evaluate import Forecast, decoded_acceptance, evaluate
@@ -119,16 +120,17 @@ def train_drafter(plan: Plan, report: Report = print, observe: Observer | None =
     drafter = None if plan.start is None else _started(plan.start, target, plan.drafter)
     chats = _chats(plan, folder, target, report)
     # Packed weights are for decoding only; training copies layers and needs them as they are.
-    plain = (
-        load_target(plan.target, replace(plan.loading, pack=False), report) if plan.loading.pack else target
-    )
+    plain = target
+    if is_packed(target.model):
+        plain = load_target(plan.target, replace(plan.loading, pack=False), report)
     config = _config(target, plan.drafter) if drafter is None else drafter.config
     held = held_out_numbers(len(chats))
     parts = [chat for n, chat in enumerate(chats) if n not in held], [chats[n] for n in sorted(held)]
     store = _features(plan, target, parts[0], config.target_layer_ids, folder.features, report)
     held_out = None
     if held:
-        held_out = _features(plan, target, parts[1], config.target_layer_ids, folder.held_out, report)
+        # On disk in any case: they are few, and every evaluation reads them.
+        held_out = _stored(plan, target, parts[1], config.target_layer_ids, folder.held_out, report)
     if drafter is None:
         drafter, copied = fresh_drafter(config, plain, store, plan.training)
         report(f"the drafter starts from {'late layers of the target' if copied else 'random weights'}")
@@ -162,6 +164,13 @@ def _features(
     """Features of chats, on disk or live."""
     if plan.training.features == "live":
         return LiveFeatures(target, chats, taps)
+    return _stored(plan, target, chats, taps, path, report)
+
+
+def _stored(
+    plan: Plan, target: Target, chats: list[Chat], taps: tuple[int, ...], path: Path, report: Report
+) -> Features:
+    """Features of chats in a folder, computed as far as they are not there yet."""
     workers = Workers(plan.training.workers, plan.target, plan.loading)
     extract_features(target, chats, taps, path, report=report, workers=workers)
     return FeatureStore(path)
@@ -191,7 +200,7 @@ def _chats(plan: Plan, folder: RunFolder, target: Target, report: Report) -> lis
         wanted = ChatPlan(plan.chats, options=plan.synthesis, minutes=minutes)
         if minutes:
             wanted = replace(wanted, wave=_SHORT_WAVE)
-        made = make_chats(target, engine.generate, wanted, folder.chats, report=report)
+        made = make_chats(target, engine, wanted, folder.chats, report=report)
         report(f"{made.chats} chats, {made.answer_tokens} answer tokens in {made.seconds:.0f} s")
     ids = None if target.tokenizer is None else text_ids(target)
     reading = read_chats(source, renderer, ids, plan.synthesis.thinking, plan.chats or None)
