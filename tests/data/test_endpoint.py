@@ -12,7 +12,7 @@ import pytest
 
 from slipstream.core.errors import InputError
 from slipstream.core.options import SamplingOptions
-from slipstream.core.records import Request
+from slipstream.core.records import Completion, Request
 from slipstream.data.endpoint import Endpoint
 from slipstream.testing import byte_tokenizer
 
@@ -77,6 +77,20 @@ def test_prompts_go_as_ids_and_answers_come_back_in_order(url: str) -> None:
     assert completions[-1].token_ids == (5, 6, 0)
     asked = Handler.seen[0]
     assert (asked["model"], asked["max_tokens"], asked["top_k"]) == ("tiny", 9, 40)
+
+
+def test_conversations_go_on_at_their_own_pace(url: str) -> None:
+    heard: dict[int, list[str]] = {number: [] for number in range(20)}
+
+    def follow(number: int, completion: Completion) -> Request | None:
+        heard[number].append(completion.text)
+        turns = len(heard[number])
+        return Request((1,) * (number + 1 + turns), SamplingOptions()) if turns <= number % 4 else None
+
+    requests = [Request((1,) * (number + 1), SamplingOptions()) for number in range(20)]
+    Endpoint(url, byte_tokenizer(), (0,)).converse(requests, follow)
+    for number, texts in heard.items():
+        assert texts == [str(number + 1 + turn) for turn in range(1 + number % 4)]
 
 
 def test_refusals_and_absent_servers_are_one_sentence(url: str) -> None:
