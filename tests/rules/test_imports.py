@@ -5,12 +5,13 @@ import subprocess
 import sys
 
 CORE = {"core"}
-DECODE = {"core", "model", "target", "decode"}
+DECODE = {"core", "native", "model", "target", "decode"}
 DATA = DECODE | {"data"}
 MAY_IMPORT = {
     "core": CORE,
+    "native": CORE | {"native"},
     "model": CORE | {"model"},
-    "target": CORE | {"target"},
+    "target": CORE | {"native", "target"},
     "formats": CORE | {"model", "formats"},
     "decode": DECODE,
     "data": DATA,

@@ -122,6 +122,8 @@ class TargetOptions:
             natively and float32 elsewhere.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         trust_remote_code: let the hub repository run its own modelling code.
+        kernels: on a CPU in bfloat16, `native` (compiled for AVX-512 with bf16, for Llama-like models),
+            `torch`, or `auto`: native where this machine can run and compile them.
         pack: on a CPU in float32, keep the weights in the order that makes decoding fast; the model is then
             for inference only.
     """
@@ -129,6 +131,7 @@ class TargetOptions:
     dtype: str = "auto"
     device: str = "auto"
     trust_remote_code: bool = False
+    kernels: Literal["auto", "native", "torch"] = "auto"
     pack: bool = True
 
 

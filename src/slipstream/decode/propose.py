@@ -10,10 +10,11 @@ from torch import Tensor
 
 from slipstream.core.errors import CheckpointError
 from slipstream.decode.accept import Proposal
+from slipstream.decode.drafting import at_work
 from slipstream.decode.noise import DRAFT, gumbel
 from slipstream.decode.sampling import RowSettings, choose, distribution
-from slipstream.model import Drafter, decode_masks
-from slipstream.target import Target, TargetCache
+from slipstream.model import Drafter
+from slipstream.target import Target
 
 #: Draft logits_BKV and the positions of the drafts to a proposal.
 DraftChooser = Callable[[Tensor, Tensor], Proposal]
@@ -71,8 +72,7 @@ class DraftProposer:
             )
         self._target = target
         self._drafter = drafter
-        self._context: TargetCache | None = None
-        self._dtype = drafter.hidden_norm.weight.dtype
+        self._work = at_work(drafter, target.kernels)
 
     @property
     def block_size(self) -> int:
@@ -86,32 +86,22 @@ class DraftProposer:
 
     def begin(self, rows: int, slots: int) -> None:
         """Buffers of this size; those of the last call serve again where they fit."""
-        if self._context is not None and self._context.rows == rows and self._context.slots >= slots:
-            self._context.clear()
-            return
-        self._context = None  # so that the old buffers are gone before the new ones are made
-        self._context = TargetCache(rows, slots)
+        self._work.begin(rows, slots)
 
-    @torch.no_grad()
     def admit(self, features_BLE: Tensor, row_B: Tensor) -> None:
         """Clear the rows, then write their context."""
-        assert self._context is not None
-        self._context.clear(row_B)
+        self._work.clear(row_B)
         self._write(features_BLE, torch.zeros_like(row_B), features_BLE.shape[1], row_B)
 
-    @torch.no_grad()
     def extend(self, features_BLE: Tensor, start_B: Tensor, visible: int) -> None:
         """Write the keys and values of new positions of all rows."""
         self._write(features_BLE, start_B, visible, None)
 
     def _write(self, features_BLE: Tensor, start_B: Tensor, visible: int, row_B: Tensor | None) -> None:
-        """Project features to every layer's keys and values and write them at their positions."""
-        assert self._context is not None
+        """Write the keys and values of features at their positions."""
         position_BL = start_B[:, None] + torch.arange(features_BLE.shape[1], device=start_B.device)
-        self._context.aim(position_BL, visible, row_B)
-        fresh = self._drafter.context_kv(features_BLE.to(self._dtype), position_BL)
-        for layer, (k_BGLC, v_BGLC) in enumerate(fresh):
-            self._context.update(k_BGLC, v_BGLC, layer)
+        self._work.context.aim(position_BL, visible, row_B)
+        self._work.write(features_BLE.to(self._work.dtype), position_BL)
 
     @torch.no_grad()
     def propose(
@@ -122,11 +112,8 @@ class DraftProposer:
         masked = anchor_B.new_full((len(anchor_B), num_drafts), config.mask_token_id)
         ids_BT = torch.cat([anchor_B[:, None], masked], dim=1)
         position_BT = length_B[:, None] + torch.arange(num_drafts + 1, device=length_B.device)
-        assert self._context is not None
-        context = tuple(self._context.read(layer, visible) for layer in range(config.num_layers))
-        masks = decode_masks(config, length_B, visible, num_drafts + 1)
-        x_BTD = self._target.embed(ids_BT).to(self._dtype)
-        hidden_BTD = self._drafter(x_BTD, position_BT, context, masks)
+        x_BTD = self._target.embed(ids_BT).to(self._work.dtype)
+        hidden_BTD = self._work.hidden(x_BTD, position_BT, length_B, visible)
         hidden_BKD = hidden_BTD[:, 1:].to(self._target.dtype)
         logits_BKV = self._drafter.adjust_logits(self._target.unembed(hidden_BKD))
         return chooser(logits_BKV, position_BT[:, 1:])

@@ -90,6 +90,36 @@ class TargetCache(Cache):  # type: ignore[misc]
             keys, values = keys[self._some_B], values[self._some_B]
         return keys[:, :, : self._visible], values[:, :, : self._visible]
 
+    @property
+    def row_B(self) -> Tensor:
+        """Rows of the cache that the pass at hand is about."""
+        if self._row_B1 is None:
+            raise InputError("the cache was not told the positions of this pass")
+        return self._row_B1[:, 0]
+
+    def buffers(self, layers: int, groups: int, width: int, like: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Whole buffers of every layer, for a pass that reads and writes them itself.
+
+        Args:
+            layers: how many.
+            groups: key/value heads.
+            width: of a head.
+            like: a tensor of the buffers' dtype and device.
+
+        Returns:
+            Keys and values per layer, [rows, groups, slots, width] with at least the visible slots.
+        """
+        shape = like.new_empty(1, groups, 1, width)
+        while len(self._buffers) < layers:
+            self._buffers.append(None)
+        pairs = []
+        for number, pair in enumerate(self._buffers):
+            keys = self._fitting(None if pair is None else pair[0], shape)
+            values = self._fitting(None if pair is None else pair[1], shape)
+            pairs.append((keys, values))
+            self._buffers[number] = pairs[-1]
+        return pairs
+
     def read(self, layer_idx: int, visible: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer in all rows, views [B, G, S, C] of the leading `visible` slots.
 

@@ -15,13 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from slipstream.native import Kernels, LayerWeights, NativeDecoder, Place
 from slipstream.target.cache import TargetCache
+from slipstream.target.masks import LayerWindows, pass_masks
 
 #: Decoders whose layers are: norm, attention with rotary positions, norm, gated MLP, each with a residual.
 _FAMILIES = frozenset({"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"})
 #: Rows times key/value heads from which plain products beat torch's fused attention on a CPU (one token per
 #: row).
 _MANY = 48
+#: Most tokens of a pass on the compiled kernels; oneDNN's products win beyond.
+FEW = 64
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,14 @@ class LeanDecoder:
         decoder: of transformers; its projections become views of the fused ones.
         config: the text configuration.
         longest: positions for which rotary tables are made.
+        windows: of the layer types.
+        kernels: run passes of few tokens where they can read the weights; None leaves all to PyTorch.
     """
 
-    def __init__(self, decoder: Any, config: Any, longest: int) -> None:
+    def __init__(
+        self, decoder: Any, config: Any, longest: int, windows: LayerWindows, kernels: Kernels | None
+    ) -> None:
+        self._windows = windows
         self._eps = float(config.rms_norm_eps)
         self._heads = int(config.num_attention_heads)
         self._kv_heads = int(config.num_key_value_heads)
@@ -66,29 +75,36 @@ class LeanDecoder:
         sign_C = torch.ones(self._head_dim, dtype=sin_BLC.dtype, device=sin_BLC.device)
         sign_C[: self._head_dim // 2] = -1
         self._cos_LC, self._sin_LC = cos_BLC[0].contiguous(), (sin_BLC[0] * sign_C).contiguous()
+        self.native = None if kernels is None else self._natively(kernels)
 
     def __call__(
         self,
         ids_BT: Tensor,
         position_BT: Tensor,
+        rotary_BT: Tensor,
+        visible: int,
         cache: TargetCache,
-        masks: Tensor | Mapping[str, Tensor],
         taps: Mapping[int, Tensor],
     ) -> Tensor:
         """One pass.
 
         Args:
             ids_BT: int64 tokens.
-            position_BT: int64 positions, inside the rotary tables.
+            position_BT: int64 positions.
+            rotary_BT: int64 positions for the rotary tables, inside them.
+            visible: leading slots of the cache that the pass reads or writes.
             cache: aimed at these positions.
-            masks: additive, [B, 1, T, S], or one per layer type.
             taps: by 0-based layer id, a [B, T, D] buffer that receives the layer's output.
 
         Returns:
             States after the final norm, [B, T, D].
         """
         x_BTD = self._embed(ids_BT)
-        cos_BT1C, sin_BT1C = self._cos_LC[position_BT][:, :, None], self._sin_LC[position_BT][:, :, None]
+        if self.native is not None and ids_BT.numel() <= FEW:
+            buffers = cache.buffers(len(self._layers), self._kv_heads, self._head_dim, x_BTD)
+            return self.native(x_BTD, Place(position_BT, rotary_BT, cache.row_B, buffers), taps)
+        masks = pass_masks(position_BT, visible, self._windows, x_BTD.dtype)
+        cos_BT1C, sin_BT1C = self._cos_LC[rotary_BT][:, :, None], self._sin_LC[rotary_BT][:, :, None]
         group = self._heads // self._kv_heads
         grouped = {
             kind: mask.repeat_interleave(group, dim=2)
@@ -141,17 +157,43 @@ class LeanDecoder:
         out: Tensor = layer.out(mixed)
         return out
 
+    def _natively(self, kernels: Kernels) -> NativeDecoder | None:
+        """The same decoder on compiled kernels, or None where they cannot read it."""
+        only = next(iter(self._windows.values()))
+        layers = [
+            LayerWeights(
+                *(layer.input_norm_D, layer.qkv.weight, layer.qkv.bias, layer.q_norm_C, layer.k_norm_C),
+                *(layer.out.weight, layer.mlp_norm_D, layer.gate_up.weight, layer.down.weight),
+                window=self._windows.get(layer.layer_type, only),
+            )
+            for layer in self._layers
+        ]
+        plain = "silu" in type(self._act).__name__.lower()
+        plain &= all(
+            layer.out.bias is layer.gate_up.bias is layer.down.bias is None for layer in self._layers
+        )
+        if not plain or not NativeDecoder.fits(layers, self._norm_D, self._head_dim):
+            return None
+        tables = self._cos_LC.float().contiguous(), self._sin_LC.float().contiguous()
+        return NativeDecoder(
+            *(kernels, layers, self._norm_D, self._eps, self._heads, self._head_dim), *tables
+        )
+
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self._eps)
 
 
-def lean_decoder(decoder: Any, config: Any, longest: int) -> LeanDecoder | None:
+def lean_decoder(
+    decoder: Any, config: Any, longest: int, windows: LayerWindows, kernels: Kernels | None = None
+) -> LeanDecoder | None:
     """A lean pass for this decoder, or None where its family is not known here.
 
     Args:
         decoder: of a transformers model, in evaluation mode, on its device.
         config: the text configuration.
         longest: longest context in tokens.
+        windows: of the layer types.
+        kernels: compiled ones, if there are any.
     """
     if type(decoder).__name__ not in _FAMILIES or not type(decoder).__module__.startswith("transformers."):
         return None
@@ -162,7 +204,7 @@ def lean_decoder(decoder: Any, config: Any, longest: int) -> LeanDecoder | None:
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in projections)
     if not plain or hooked or len({p.weight.dtype for p in projections}) != 1:
         return None
-    return LeanDecoder(decoder, config, longest)
+    return LeanDecoder(decoder, config, longest, windows, kernels)
 
 
 def _attention(q_BGQC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, mask: Tensor, scale: float) -> Tensor:

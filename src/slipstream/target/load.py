@@ -20,8 +20,9 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from slipstream.core.errors import SlipstreamError, TargetError
+from slipstream.core.errors import InputError, SlipstreamError, TargetError
 from slipstream.core.options import TargetOptions
+from slipstream.native import Kernels, load_kernels
 from slipstream.target.device import choose_device, choose_dtype
 from slipstream.target.family import check_config
 from slipstream.target.gguf import Progress, converted_folder
@@ -61,7 +62,25 @@ def load_target(name: str, options: TargetOptions | None = None, progress: Progr
     nn.Module.to(model, device)  # in place; the method that transformers wraps around it hides its type
     if options.pack and device.type == "cpu":
         packed(model)
-    return target_from_model(model, _load_tokenizer(place, options), name)
+    kernels = _kernels(options.kernels, dtype, device, tell)
+    return target_from_model(model, _load_tokenizer(place, options), name, kernels)
+
+
+def _kernels(wanted: str, dtype: torch.dtype, device: torch.device, tell: Progress) -> Kernels | None:
+    """The compiled kernels where they are wanted and can be had."""
+    if wanted == "torch":
+        return None
+    if dtype != torch.bfloat16 or device.type != "cpu":
+        if wanted == "native":
+            raise InputError("the native kernels are for a CPU in bfloat16; leave --kernels at auto")
+        return None
+    try:
+        return load_kernels()
+    except InputError as error:
+        if wanted == "native":
+            raise
+        tell(f"{error}; PyTorch's own are used")
+        return None
 
 
 def bundled_file() -> Path:

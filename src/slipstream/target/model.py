@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from slipstream.core.errors import TargetError
+from slipstream.native import Kernels, can_multiply, native_product
 from slipstream.target.cache import TargetCache
 from slipstream.target.family import TargetInfo, check_config, check_modules, describe, layer_windows
-from slipstream.target.lean import lean_decoder
+from slipstream.target.lean import FEW, lean_decoder
 from slipstream.target.masks import pass_masks
 from slipstream.target.taps import Taps
 
@@ -57,12 +58,19 @@ class Target:
         model: in evaluation mode, on its device.
         tokenizer: of the model, if there is one.
         name: shown to users.
+        kernels: compiled ones for small passes; None leaves all to PyTorch.
 
     Raises:
         TargetError: the family cannot be decoded speculatively.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        name: str,
+        kernels: Kernels | None = None,
+    ) -> None:
         config = model.config.get_text_config(decoder=True)
         check_config(config)
         self.model = model
@@ -81,7 +89,17 @@ class Target:
         self._logit_multiplier = float(getattr(config, "logit_scale", None) or 1.0)
         self._logit_divisor = float(getattr(config, "logits_scaling", None) or 1.0)
         self._soft_cap: float | None = getattr(config, "final_logit_softcapping", None)
-        self._lean = lean_decoder(self.decoder, config, self.info.max_context)
+        self._lean = lean_decoder(self.decoder, config, self.info.max_context, self._windows, kernels)
+        # Of use to a drafter only beside a target that they serve as well.
+        self.kernels = kernels if self._lean is not None and self._lean.native is not None else None
+        self._native_head: Tensor | None = None
+        if (
+            self.kernels is not None
+            and type(self._unembedding) is nn.Linear
+            and self._unembedding.bias is None
+        ):
+            weight = self._unembedding.weight
+            self._native_head = weight if can_multiply(weight) else None
         self._taps = Taps(self.layers, (), self.info.width)
 
     def set_taps(self, layer_ids: tuple[int, ...]) -> None:
@@ -121,6 +139,14 @@ class Target:
         Returns:
             fp32 logits_BTV, vocabulary cut to `info.vocab_size`.
         """
+        few = hidden_BTD.numel() <= FEW * hidden_BTD.shape[-1]
+        if (
+            self._native_head is not None
+            and self.kernels is not None
+            and few
+            and not hidden_BTD.requires_grad
+        ):
+            return native_product(self.kernels, self._native_head, hidden_BTD)[..., : self.info.vocab_size]
         logits_BTV: Tensor = self._unembedding(hidden_BTD)
         return logits_BTV[..., : self.info.vocab_size].float()
 
@@ -258,11 +284,12 @@ class Target:
     ) -> Tensor:
         """One pass of the decoder; fills `features_BTE` and returns the states after the final norm."""
         cache.aim(position_BT, visible, row_B)
-        masks = pass_masks(position_BT, visible, self._windows, self.dtype)
         # Drafts past the context limit are never kept, but a position table must not be read past its end.
         model_position_BT = position_BT.clamp(max=self.info.max_context - 1)
         if self._lean is not None:
-            return self._lean(ids_BT, model_position_BT, cache, masks, self._taps.parts(features_BTE))
+            taps = self._taps.parts(features_BTE)
+            return self._lean(ids_BT, position_BT, model_position_BT, visible, cache, taps)
+        masks = pass_masks(position_BT, visible, self._windows, self.dtype)
         arguments: dict[str, Any] = {self._cache_argument: cache, "use_cache": True}
         self._taps.aim(features_BTE)
         try:
@@ -276,7 +303,10 @@ class Target:
 
 
 def target_from_model(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, name: str = ""
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    name: str = "",
+    kernels: Kernels | None = None,
 ) -> Target:
     """Wraps a model that is already built.
 
@@ -284,6 +314,7 @@ def target_from_model(
         model: any causal language model of transformers; it is put into evaluation mode.
         tokenizer: of the model, if there is one.
         name: shown to users; the model's own name or type otherwise.
+        kernels: of `slipstream.native.load_kernels`; None leaves all to PyTorch.
 
     Returns:
         A target whose self-test has passed.
@@ -293,7 +324,8 @@ def target_from_model(
     """
     from slipstream.target.selftest import run_selftest
 
-    target = Target(model.eval(), tokenizer, name or model.config.name_or_path or model.config.model_type)
+    shown = name or model.config.name_or_path or model.config.model_type
+    target = Target(model.eval(), tokenizer, shown, kernels)
     run_selftest(target)
     return target
 
