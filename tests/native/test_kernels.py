@@ -1,0 +1,202 @@
+"""The compiled kernels against float64 loops, transformers' modules and the drafter's own, and bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from slipstream.core.errors import InputError
+from slipstream.core.options import EngineOptions, SamplingOptions, TargetOptions
+from slipstream.core.records import Request
+from slipstream.decode import DraftProposer, Engine
+from slipstream.decode.drafting import NativeDrafter, TorchDrafter, at_work
+from slipstream.model import DraftConfig, Drafter
+from slipstream.native import Kernels, build, load_kernels, native_product
+from slipstream.target import Target, load_target, target_from_model
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "eos_token_id": 0,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+FAMILIES = {
+    "llama": LlamaConfig(**SIZES),
+    "qwen2": Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=5, layer_types=MIXED),
+    "qwen3": Qwen3Config(**SIZES),
+    "mistral": MistralConfig(**SIZES, sliding_window=6),
+    "wide heads": LlamaConfig(**SIZES | {"head_dim": 96, "num_attention_heads": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    try:
+        return load_kernels()
+    except InputError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Puts the number of threads back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def make(family: str, kernels: Kernels | None, spread: float = 0.15) -> Target:
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(FAMILIES[family])
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=spread)
+    return target_from_model(model.bfloat16().eval(), None, family, kernels)
+
+
+def test_a_product_is_that_of_float64_and_does_not_depend_on_its_company(
+    kernels: Kernels, threads: None
+) -> None:
+    torch.manual_seed(0)
+    for outs, width in ((37, 32), (160, 96), (16, 576), (3, 1536)):
+        weight_VD = torch.randn(outs, width).bfloat16()
+        x_ND = torch.randn(23, width).bfloat16()
+        whole = native_product(kernels, weight_VD, x_ND)
+        exact = x_ND.double() @ weight_VD.double().T
+        assert (whole - exact).abs().max() < 1e-5 * width
+        for tokens in range(1, 20):
+            torch.set_num_threads(1 + tokens % 3)
+            start = 23 - tokens
+            assert torch.equal(native_product(kernels, weight_VD, x_ND[start:]), whole[start:])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("tokens", [1, 6])
+def test_a_pass_is_that_of_the_modules(kernels: Kernels, family: str, rows: int, tokens: int) -> None:
+    torch.manual_seed(rows)
+    length_B, ids_BL = torch.randint(3, 12, (rows,)), torch.randint(3, 97, (rows, 12))
+    ids_BT = torch.randint(3, 97, (rows, tokens))
+    found = []
+    for target in (make(family, kernels), make(family, None)):
+        target.set_taps((0, 2))
+        cache = target.new_cache(rows, 30)
+        filled = target.prefill(ids_BL, length_B, cache, chunk=5)
+        done = target.verify(ids_BT, length_B, cache, 26)
+        real = [filled.features_BLE[row, :length] for row, length in enumerate(length_B.tolist())]
+        found.append((filled.logits_BV, done.logits_BTV, done.features_BTE, *real))
+        assert (target.kernels is not None) == (len(found) == 1)
+    for mine, theirs in zip(*found, strict=True):
+        assert (mine.float() - theirs.float()).norm() < 0.03 * theirs.float().norm()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_block_gives_the_bits_of_single_steps(kernels: Kernels, family: str, threads: None) -> None:
+    target = make(family, kernels)
+    target.set_taps((1, 2))
+    ids_BL = torch.randint(3, 97, (1, 21))
+    whole: list[Tensor] = []
+    for size, count in ((21, 1), (1, 2), (4, 1), (7, 2)):
+        torch.set_num_threads(count)
+        cache = target.new_cache(1, 40)
+        parts = [
+            target.verify(part_BT, torch.tensor([start]), cache, max(start + part_BT.shape[1], size))
+            for start, part_BT in zip(range(0, 21, size), ids_BL.split(size, 1), strict=True)
+        ]
+        logits, features = (
+            torch.cat([getattr(part, name) for part in parts], 1) for name in ("logits_BTV", "features_BTE")
+        )
+        whole = whole or [logits, features]
+        assert torch.equal(logits, whole[0])
+        assert torch.equal(features, whole[1])
+    three = target.new_cache(3, 48)
+    others = torch.randint(3, 97, (3, 21))
+    others[1] = ids_BL[0]
+    in_company = target.verify(others, torch.zeros(3, dtype=torch.int64), three, 48)
+    assert torch.equal(in_company.logits_BTV[1:2], whole[0])
+
+
+def drafter_of(target: Target, **changes: Any) -> Drafter:
+    torch.manual_seed(3)
+    config = DraftConfig.for_target(target.info, num_layers=2, block_size=6, num_taps=2, **changes)
+    drafter = Drafter(config).eval()
+    for parameter in drafter.parameters():
+        torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=0.15)
+    return drafter.bfloat16()
+
+
+@pytest.mark.parametrize("kind", [(None, False), (4, False), (None, True), (9, True)])
+def test_a_draft_is_that_of_the_module(kernels: Kernels, kind: tuple[int | None, bool]) -> None:
+    drafter = drafter_of(make("llama", kernels))
+    window, causal = kind
+    drafter.config = replace(drafter.config, windows=(window, None), causal=(causal, False))
+    native, module = at_work(drafter, kernels), at_work(drafter, None)
+    assert isinstance(native, NativeDrafter)
+    assert isinstance(module, TorchDrafter)
+    torch.manual_seed(0)
+    length_B, width = torch.tensor([11, 3, 7]), drafter.config.feature_width
+    features_BLE = torch.randn(3, 12, width).bfloat16()
+    x_BTD = torch.randn(3, 6, drafter.config.width).bfloat16()
+    later_BTE = torch.randn(3, 2, width).bfloat16()
+    found = []
+    for work in (native, module):
+        work.begin(3, 64)
+        position_BL = torch.arange(12).expand(3, -1)
+        for row_B in (torch.tensor([2, 0]), torch.tensor([1])):
+            work.context.aim(position_BL[row_B], 12, row_B)
+            work.write(features_BLE[row_B], position_BL[row_B])
+        steps = []
+        for start_B in (length_B, length_B + 2):
+            position_BT = start_B[:, None] + torch.arange(6)
+            steps.append(work.hidden(x_BTD, position_BT, start_B, 24))
+            work.context.aim(position_BT[:, :2], 24)
+            work.write(later_BTE, position_BT[:, :2])
+        found.append(torch.stack(steps))
+    assert (found[0].float() - found[1].float()).norm() < 0.03 * found[1].float().norm()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_drafted_texts_are_plain_ones_to_the_last_token(kernels: Kernels, temperature: float) -> None:
+    """In bf16, where passes of other shapes would part at ties."""
+    target = make("llama", kernels, spread=0.05)
+    drafter = drafter_of(target)
+    torch.manual_seed(5)
+    requests = [
+        Request(
+            tuple(torch.randint(3, 131, (length,)).tolist()),
+            SamplingOptions(max_tokens=60, temperature=temperature, seed=length, ignore_eos=True),
+        )
+        for length in (1, 5, 9, 14)
+    ]
+    alone = [Engine(target).generate([request])[0].token_ids for request in requests]
+    drafted = Engine(target, DraftProposer(target, drafter), EngineOptions(max_rows=3, prefill_chunk=16))
+    assert [done.token_ids for done in drafted.generate(requests)] == alone
+
+
+def test_what_cannot_be_compiled_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_NEEDED", frozenset({"fma", "avx9"}))
+    with pytest.raises(InputError, match="the CPU kernels need avx9"):
+        build.load_kernels.__wrapped__()
+    monkeypatch.undo()
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    monkeypatch.setattr(build, "_NEEDED", frozenset())
+    with pytest.raises(InputError, match=r"no C\+\+ compiler"):
+        build.load_kernels.__wrapped__()
+
+
+def test_kernels_that_are_asked_for_and_cannot_serve_are_refused() -> None:
+    with pytest.raises(InputError, match="for a CPU in bfloat16"):
+        load_target("smollm2", TargetOptions(dtype="float32", kernels="native"))
