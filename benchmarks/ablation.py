@@ -69,6 +69,8 @@ VARIANTS = (
     Variant("random weights", _RANDOM),
     Variant("hard labels, AdamW, random weights", _HARD | _ADAMW | _RANDOM),
     Variant("2 layers", layers=2),
+    Variant("AdamW 2e-3, random weights", _ADAMW | _RANDOM | {"learning_rate": 2e-3}),
+    Variant("rate 4e-3", {"learning_rate": 4e-3}),
     Variant("4 layers", layers=4),
     Variant("5 layers", layers=5),
     Variant("blocks of 12", block=12),
@@ -81,6 +83,8 @@ VARIANTS = (
     Variant("from a drafter: hard labels", _HARD, start=True),
     Variant("from a drafter: total variation", {"loss": "tv"}, start=True),
     Variant("from a drafter: expected acceptance", {"loss": "acceptance"}, start=True),
+    Variant("from a drafter: AdamW 6e-4", _ADAMW, start=True),
+    Variant("from a drafter: AdamW 2e-3", _ADAMW | {"learning_rate": 2e-3}, start=True),
     Variant("from a drafter: rate 1e-3", {"learning_rate": 1e-3}, start=True),
     Variant("from a drafter: rate 4e-3", {"learning_rate": 4e-3}, start=True),
     Variant(

@@ -23,10 +23,10 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--block-size", type=int, default=0)
-    parser.add_argument("--drafts", default="coupled", choices=("coupled", "argmax"))
+    parser.add_argument("--noise", default="coupled", choices=("coupled", "argmax"))
     parser.add_argument("--timed", type=int, default=8, help="prompts decoded alone, plainly and with drafts")
     options = parser.parse_args()
-    engine = slipstream.EngineOptions(block_size=options.block_size, drafts=options.drafts)
+    engine = slipstream.EngineOptions(block_size=options.block_size, drafts="max", draft_noise=options.noise)
     session = slipstream.load(options.target, options.draft, engine_options=engine)
     lines = options.prompts.read_text(encoding="utf-8").splitlines()
     prompts = [json.loads(line)["user"] for line in lines]

@@ -88,7 +88,9 @@ def test_auto_without_a_bundled_drafter_decodes_plainly_and_says_so(folders):
 
 def test_exact_says_whether_the_text_is_the_targets(folders):
     reject = slipstream.load(
-        *folders, target_options=OPTIONS, engine_options=EngineOptions(acceptor="reject", drafts="argmax")
+        *folders,
+        target_options=OPTIONS,
+        engine_options=EngineOptions(acceptor="reject", draft_noise="argmax"),
     )
     assert not reject.exact()
     assert reject.exact(draft=False)

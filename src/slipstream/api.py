@@ -6,13 +6,10 @@ No decoding happens here (that is `decode`); this file turns names into models a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import cast
-
-import torch
 
 from slipstream.core.errors import InputError
 from slipstream.core.options import EngineOptions, SamplingOptions, TargetOptions
@@ -29,9 +26,6 @@ Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 Progress = Callable[[str], None]
 
 BUNDLED_TARGET = "smollm2"
-# Without bf16 arithmetic the products of a block are bound by computing: every further slot costs time, and
-# short blocks decode fastest (docs/log.md). An explicit block size is taken as it is.
-_FLOAT32_CPU_BLOCK = 3
 # What the bundled drafter was trained for. A fine-tuned model of the same shape may use it too, since a
 # drafter changes only the speed.
 _BUNDLED_FITS = {
@@ -304,15 +298,7 @@ def load(
         drafter = read_zlab(folder, loaded.info, device=loaded.device, dtype=loaded.dtype)
         if target_options.pack:
             packed(drafter)
-        engine_options = _with_block(engine_options, loaded, drafter)
     return Session(loaded, drafter, engine_options, note)
-
-
-def _with_block(options: EngineOptions, target: Target, drafter: Drafter) -> EngineOptions:
-    """Shorten the default block where computing, not memory, bounds a pass."""
-    if options.block_size or target.device.type != "cpu" or target.dtype != torch.float32:
-        return options
-    return replace(options, block_size=min(_FLOAT32_CPU_BLOCK, drafter.config.block_size))
 
 
 def bundled_drafter(info: TargetInfo) -> Path | None:

@@ -74,7 +74,9 @@ def run(
     texts = [[*prompt, *text] for (prompt, _), text in zip(cases, expected, strict=True)]
     proposer = ScriptedProposer(texts, script, block) if block > 1 else None
     requests = [Request(prompt, parse(options)) for prompt, options in cases]
-    return Engine(target_of(family), proposer, EngineOptions(**engine)).generate(requests), expected
+    return Engine(target_of(family), proposer, EngineOptions(**{"drafts": "max"} | engine)).generate(
+        requests
+    ), expected
 
 
 SCRIPTS: dict[str, Script] = {
@@ -198,7 +200,7 @@ def test_stop_tokens_at_every_offset_of_a_block(how: str) -> None:
             target = tiny_target(config)
             request = Request(prompt, parse("max_tokens=24, temperature=1.5, seed=8"))
         proposer = ScriptedProposer([[*prompt, *text]], right, block)
-        done = Engine(target, proposer).generate([request])[0]
+        done = Engine(target, proposer, EngineOptions(drafts="max")).generate([request])[0]
         assert done.token_ids == text[: at + 1]
         assert done.finish_reason == "stop"
         assert done.emitted_in_rounds == at
@@ -214,7 +216,7 @@ def real_pair(block: int = 6) -> tuple[Target, DraftProposer]:
 @pytest.mark.parametrize("drafts", ["coupled", "argmax"])
 def test_a_random_drafter_changes_nothing(drafts: Any) -> None:
     target, proposer = real_pair()
-    engine = Engine(target, proposer, EngineOptions(drafts=drafts))
+    engine = Engine(target, proposer, EngineOptions(drafts="max", draft_noise=drafts))
     for temperature in (0, 0.7, 1.5):
         cases = [
             (prompt, f"max_tokens=16, temperature={temperature}, seed={n}")
@@ -226,7 +228,7 @@ def test_a_random_drafter_changes_nothing(drafts: Any) -> None:
 
 def test_a_smaller_block_than_trained_is_allowed_and_a_larger_one_refused() -> None:
     target, proposer = real_pair(block=6)
-    done = Engine(target, proposer, EngineOptions(block_size=3)).generate(
+    done = Engine(target, proposer, EngineOptions(block_size=3, drafts="max")).generate(
         [Request((5,), parse("max_tokens=9"))]
     )
     assert done[0].token_ids == oracle("llama", (5,), "max_tokens=9")
@@ -291,7 +293,7 @@ def fail_once(call: Callable[..., Any], after: int) -> Callable[..., Any]:
 @pytest.mark.parametrize("where", ["propose", "extend", "verify", "inside the model"])
 def test_a_fault_in_a_round_leaves_the_engine_usable(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, proposer = real_pair()
-    engine = Engine(target, proposer)
+    engine = Engine(target, proposer, EngineOptions(drafts="max"))
     request = Request(PROMPTS[1], parse("max_tokens=15"))
     if where == "inside the model":
         lean = target._lean

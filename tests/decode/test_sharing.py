@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slipstream.core.errors import InputError
-from slipstream.core.options import SamplingOptions
+from slipstream.core.options import EngineOptions, SamplingOptions
 from slipstream.core.records import Piece, Request
 from slipstream.decode import DraftProposer, Engine
 from slipstream.decode.plain import plain_decode
@@ -47,7 +47,7 @@ def test_a_row_that_overshoots_its_end_waits_for_its_mates(
     long, short = ask(tuple(1 + n % 60 for n in range(length)), tokens), ask((5,), 40)
     further = plain_decode(target, ask(tuple(long.prompt_ids), tokens + block))
     proposer = ScriptedProposer([[*long.prompt_ids, *further], [5]], right, block)
-    done = Engine(target, proposer).generate([long, short])
+    done = Engine(target, proposer, EngineOptions(drafts="max")).generate([long, short])
     assert list(done[0].token_ids) == further[:tokens]
     assert list(done[1].token_ids) == plain_decode(target, short)
     assert done[1].rounds > done[0].rounds

@@ -26,7 +26,7 @@ def track(tokens: list[int], cuts: list[int], **sampling: object) -> tuple[Track
     at = 1
     while at < len(tokens) and tracker.finish_reason is None:
         size = cuts[(len(pieces) - 1) % len(cuts)]
-        pieces.append(tracker.round(tokens[at : at + size], 0.0))
+        pieces.append(tracker.round(tokens[at : at + size], 0.0, size - 1))
         at += size
     return tracker, pieces
 

@@ -101,7 +101,7 @@ def test_names_agree_with_shapes_in_real_rounds(tmp_path, acceptor):
             str(drafter),
             target_options=TargetOptions(dtype="float32"),
             engine_options=EngineOptions(
-                acceptor=acceptor, drafts="argmax" if acceptor == "reject" else "coupled"
+                acceptor=acceptor, draft_noise="argmax" if acceptor == "reject" else "coupled"
             ),
         )
         session.generate_batch(["hello there", "b"], sampling)

@@ -62,7 +62,7 @@ def test_a_round_reads_once(folders, acceptor, temperature, draft):
         *folders,
         target_options=TargetOptions(dtype="float32"),
         engine_options=EngineOptions(
-            acceptor=acceptor, drafts="argmax" if acceptor == "reject" else "coupled"
+            acceptor=acceptor, draft_noise="argmax" if acceptor == "reject" else "coupled"
         ),
     )
     short = reads_and_rounds(session, 10, temperature, draft)

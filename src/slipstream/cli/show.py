@@ -35,6 +35,8 @@ def document(completion: Completion, exact: bool) -> dict[str, Any]:
         "rounds": completion.rounds,
         "acceptance_length": completion.acceptance_length,
         "accepted_per_position": list(completion.accepted_per_position),
+        "drafts_mean": completion.drafts_mean,
+        "parked": completion.parked,
         "ttft_s": completion.ttft_s,
         "decode_s": completion.decode_s,
         "tokens_per_s": completion.tokens_per_s,

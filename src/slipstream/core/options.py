@@ -9,7 +9,7 @@ from typing import Literal
 from slipstream.core.errors import InputError
 
 Acceptor = Literal["match", "reject"]
-DraftChoice = Literal["coupled", "argmax"]
+DraftNoise = Literal["coupled", "argmax"]
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,21 @@ class EngineOptions:
     """What is bound when an engine is built.
 
     Attributes:
-        block_size: slots of a block, anchor included; 0 takes the drafter's own (a loaded session: 3 on a CPU
-            in float32, where more slots cost more than they bring), 1 decodes plainly.
+        block_size: most slots of a block, anchor included; 0 takes the drafter's own, 1 decodes plainly.
+        drafts: per round: a number, `max` (as many as a block holds), or `auto`: as many as pay, by what
+            rounds cost here and how far drafts are right; none where drafting does not pay
+            (with the acceptor `reject` it is `max`, as the text would depend on the clock).
         acceptor: `match` keeps drafts that equal the target's choice; `reject` is p/q rejection sampling.
-        drafts: `coupled` drafts with the target's noise, `argmax` drafts without noise.
+        draft_noise: `coupled` drafts with the target's noise, `argmax` drafts without noise.
         max_rows: requests decoded side by side.
         max_context: longest prompt plus output in tokens; 0 takes the target's own limit.
         prefill_chunk: prompt tokens per target pass.
     """
 
     block_size: int = 0
+    drafts: int | Literal["auto", "max"] = "auto"
     acceptor: Acceptor = "match"
-    drafts: DraftChoice = "coupled"
+    draft_noise: DraftNoise = "coupled"
     max_rows: int = 8
     max_context: int = 0
     prefill_chunk: int = 512
@@ -109,6 +112,8 @@ class EngineOptions:
         for name, least in (("block_size", 0), ("max_rows", 1), ("max_context", 0)):
             if getattr(self, name) < least:
                 raise InputError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if isinstance(self.drafts, int) and self.drafts < 0:
+            raise InputError(f"drafts must be at least 0, not {self.drafts}")
         if self.prefill_chunk < 1:
             raise InputError(f"prefill_chunk must be at least 1, not {self.prefill_chunk}")
 

@@ -52,6 +52,8 @@ class Completion:
         rounds: draft-verify rounds that this request took part in.
         emitted_in_rounds: tokens emitted by those rounds (the first token comes from prefill).
         accepted_per_position: at index k-1, in how many rounds draft k was kept.
+        drafts: that were made in all rounds.
+        parked: rounds that had none, as drafting did not pay.
         ttft_s: seconds from the start of the call to the first token.
         decode_s: seconds from the first token to the last.
     """
@@ -65,6 +67,13 @@ class Completion:
     accepted_per_position: tuple[int, ...]
     ttft_s: float
     decode_s: float
+    drafts: int = 0
+    parked: int = 0
+
+    @property
+    def drafts_mean(self) -> float:
+        """Drafts per round; 0.0 without rounds."""
+        return self.drafts / self.rounds if self.rounds else 0.0
 
     @property
     def completion_tokens(self) -> int:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from slipstream.core.errors import InputError
 from slipstream.core.options import EngineOptions
 from slipstream.core.records import Completion, Piece, Request
-from slipstream.decode.propose import Proposer
+from slipstream.decode.draft_length import DraftLength
+from slipstream.decode.propose import NullProposer, Proposer
 from slipstream.decode.rows import Rows, rounded
 from slipstream.decode.stopping import Tracker
 from slipstream.target import Target
@@ -40,6 +41,7 @@ class Engine:
             raise InputError(
                 f"block_size {self.block_size} is larger than the drafter's {self.proposer.block_size}"
             )
+        self._draft_length = DraftLength(self.block_size - 1, self._fixed_drafts())
         own = target.info.max_context
         self.max_context = min(options.max_context, own) if options.max_context else own
         self.completions: list[Completion] = []
@@ -134,7 +136,8 @@ class Engine:
         else:
             self._cache.clear()
         self._rows = Rows(
-            self.target, self.proposer, self.options, self.block_size, self._cache, self._tracker
+            *(self.target, self.proposer, self.options, self.block_size),
+            *(self._cache, self._draft_length, self._tracker),
         )
         return self._rows
 
@@ -142,6 +145,24 @@ class Engine:
         """End what an earlier call has left open: the buffers will hold another text."""
         if self._rows is not None:
             self._rows.ended = True
+
+    def _fixed_drafts(self) -> int | None:
+        """Drafts of every round; None lets the rounds decide.
+
+        With the acceptor `reject` a text depends on how its blocks were cut, so they are cut alike each time.
+        """
+        most, drafts = self.block_size - 1, self.options.drafts
+        if self.proposer is None:
+            return 0
+        if (
+            drafts == "auto"
+            and self.options.acceptor == "match"
+            and not isinstance(self.proposer, NullProposer)
+        ):
+            return None
+        if isinstance(drafts, int) and drafts > most:
+            raise InputError(f"drafts {drafts} are more than the {most} that a block of {most + 1} holds")
+        return drafts if isinstance(drafts, int) else most
 
     def _limit(self, request: Request) -> int:
         """Most tokens that a request may emit."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -108,6 +108,8 @@ def check(
         options: of the engine; the acceptor must be `match`.
         report: gets each request's comparison as it is done.
     """
+    # Every draft that can be made is tested.
+    options = replace(options, drafts="max")
     drafted = Engine(target, proposer, options)
     same_shape = Engine(target, NullProposer(drafted.block_size, proposer.tap_ids), options)
     one_row = Engine(target, None, options)

@@ -18,9 +18,10 @@ from torch import Tensor
 from slipstream.core.errors import InputError
 from slipstream.core.options import EngineOptions, SamplingOptions
 from slipstream.core.records import Completion, Piece, Request
+from slipstream.decode.draft_length import DraftLength
 from slipstream.decode.history import History
 from slipstream.decode.propose import Proposer, make_chooser
-from slipstream.decode.round import Batch, run_round
+from slipstream.decode.round import Batch, catch_up, run_round
 from slipstream.decode.sampling import RowSettings, choose
 from slipstream.decode.stopping import Tracker
 from slipstream.target import Prefill, Target
@@ -53,6 +54,7 @@ class Rows:
         options: acceptor, drafts, tokens of a prompt that are read at once.
         block_size: T.
         cache: of the target; its rows and slots are the batch's.
+        lengths: how many drafts a round has.
         track: makes a tracker of a request and its number.
     """
 
@@ -63,11 +65,13 @@ class Rows:
         options: EngineOptions,
         block_size: int,
         cache: TargetCache,
+        lengths: DraftLength,
         track: Callable[[int, Request], Tracker],
     ) -> None:
         self.completions: dict[int, Completion] = {}
         self.ended = False
         self._target, self._options, self._block_size, self._track = target, options, block_size, track
+        self._draft_length = lengths
         self._waiting: deque[Tracker] = deque()
         self._table: list[Tracker | None] = [None] * cache.rows
         self._lengths = [0] * cache.rows
@@ -166,6 +170,7 @@ class Rows:
             return []
         self._reading = None
         if self._batch.proposer is not None:
+            catch_up(self._batch, self._visible())
             self._batch.proposer.admit(reached.features_BLE, row_B)
         newcomers = [tracker for row in rows if (tracker := self._table[row]) is not None]
         prompts = [tracker.request.prompt_ids for tracker in newcomers]
@@ -202,15 +207,28 @@ class Rows:
         running = self._running()
         if not any(running):
             return []
-        visible = min(rounded(max(self._lengths) + self._block_size), self._batch.cache.slots)
+        visible = self._visible()
+        deciding = [tracker.index for on, tracker in zip(running, self._table, strict=True) if on and tracker]
+        begun = time.perf_counter()
+        self._batch.num_drafts = self._draft_length.choose(deciding)
         rows = run_round(self._batch, visible)
         now = time.perf_counter()
+        accepted = {
+            t.index: len(tokens) - 1
+            for t, tokens, on in zip(self._table, rows, running, strict=True)
+            if t and on
+        }
+        self._draft_length.note(accepted, self._batch.num_drafts, now - begun)
         pieces = []
         for row, (tracker, tokens) in enumerate(zip(self._table, rows, strict=True)):
             if tracker is not None and running[row]:
                 self._lengths[row] += len(tokens)
-                pieces.append(tracker.round(tokens, now))
+                pieces.append(tracker.round(tokens, now, self._batch.num_drafts))
         return pieces
+
+    def _visible(self) -> int:
+        """Leading slots that the next round may read or write."""
+        return min(rounded(max(self._lengths) + self._block_size), self._batch.cache.slots)
 
     def _running(self) -> list[bool]:
         """Which rows hold a request whose prompt is read."""
@@ -221,8 +239,7 @@ class Rows:
         """Free the rows of cancelled requests, but not in the middle of their prompt."""
         running = self._running()
         gone = [row for row, t in enumerate(self._table) if t is not None and t.cancelled and running[row]]
-        for row in gone:
-            self._table[row], self._lengths[row] = None, 0
+        self._free(gone)
         if gone:
             self._refresh()
 
@@ -233,8 +250,17 @@ class Rows:
             tracker = self._table[row]
             assert tracker is not None
             self.completions[tracker.index] = tracker.completion()
-            self._table[row], self._lengths[row] = None, 0
+            self._draft_length.forget(tracker.index)
+        self._free(finished)
         return bool(finished)
+
+    def _free(self, rows: list[int]) -> None:
+        """Nobody uses these rows any more."""
+        if rows:
+            # While the lengths still say how far the rows reach.
+            catch_up(self._batch, self._visible())
+        for row in rows:
+            self._table[row], self._lengths[row] = None, 0
 
     def _refresh(self) -> None:
         """Tell the device which rows decode and how; free rows stand still at position 0.
@@ -247,7 +273,7 @@ class Rows:
         said = [[] if tracker is None else tracker.token_ids for tracker in self._table]
         batch.settings = RowSettings.of([request.sampling for request in requests], info.vocab_size, device)
         batch.history = History(requests, info.vocab_size, info.eos_token_ids, device, said)
-        batch.chooser = make_chooser(batch.settings, self._options.acceptor, self._options.drafts)
+        batch.chooser = make_chooser(batch.settings, self._options.acceptor, self._options.draft_noise)
         running = [
             on and t is not None and not t.finish_reason
             for on, t in zip(self._running(), self._table, strict=True)

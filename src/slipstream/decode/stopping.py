@@ -37,7 +37,7 @@ class Tracker:
         self._stop = request.sampling.stop
         self._held: list[tuple[str, bool]] = []
         self._text: list[str] = []
-        self._rounds = self._emitted = 0
+        self._rounds = self._emitted = self._drafted = self._parked = 0
         self._accepted = [0] * (block_size - 1)
 
     def first(self, token: int, now: float) -> Piece:
@@ -45,11 +45,13 @@ class Tracker:
         self.first_at = now
         return self._take([token], 0, now)
 
-    def round(self, tokens: Sequence[int], now: float) -> Piece:
-        """One round's tokens: drafts that were kept, and the target's own last one."""
+    def round(self, tokens: Sequence[int], now: float, drafts: int) -> Piece:
+        """One round's tokens, drafts that were kept and the target's own last one, of so many drafts."""
         before = len(self.token_ids)
         piece = self._take(tokens, len(tokens) - 1, now)
         self._rounds += 1
+        self._drafted += drafts
+        self._parked += drafts == 0
         self._emitted += len(self.token_ids) - before
         for position in range(piece.accepted):
             self._accepted[position] += 1
@@ -66,6 +68,8 @@ class Tracker:
             rounds=self._rounds,
             emitted_in_rounds=self._emitted,
             accepted_per_position=tuple(self._accepted),
+            drafts=self._drafted,
+            parked=self._parked,
             ttft_s=self.first_at - self.started_at,
             decode_s=self.last_at - self.first_at,
         )

@@ -101,6 +101,18 @@ class Place:
     row_B: Tensor
     buffers: Sequence[tuple[Tensor, Tensor]]
 
+    def check(self, angles: int) -> None:
+        """Refuse what would read or write outside the buffers or the rotary tables of so many positions.
+
+        Raises:
+            IndexError: a position or a row is outside.
+        """
+        rows, _, slots, _ = self.buffers[0][0].shape
+        for index, size in ((self.position_BT, slots), (self.rotary_BT, angles), (self.row_B, rows)):
+            least, most = torch.aminmax(index)
+            if least < 0 or most >= size:
+                raise IndexError(f"a pass reaches {int(least)} to {int(most)}, outside 0 to {size - 1}")
+
 
 class NativeDecoder:
     """A Llama-like decoder whose passes are one call each.
@@ -161,6 +173,7 @@ class NativeDecoder:
         rows, tokens, _ = x_BTD.shape
         x_BTD = x_BTD.clone(memory_format=torch.contiguous_format)
         out_BTD = torch.empty_like(x_BTD)
+        place.check(len(self._kept[2]))
         position_BT, rotary_BT = place.position_BT.contiguous(), place.rotary_BT.contiguous()
         buffers, row_B = _buffers(place.buffers), place.row_B.contiguous()
         tapped: Any = None
@@ -189,6 +202,7 @@ class NativeDecoder:
             place: where they stand.
         """
         rows, tokens, width = features_BLE.shape
+        place.check(len(self._kept[2]))
         features_BLE, position_BL = features_BLE.contiguous(), place.position_BT.contiguous()
         buffers, row_B = _buffers(place.buffers), place.row_B.contiguous()
         arguments = _Context(

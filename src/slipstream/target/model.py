@@ -93,13 +93,10 @@ class Target:
         # Of use to a drafter only beside a target that they serve as well.
         self.kernels = kernels if self._lean is not None and self._lean.native is not None else None
         self._native_head: Tensor | None = None
-        if (
-            self.kernels is not None
-            and type(self._unembedding) is nn.Linear
-            and self._unembedding.bias is None
-        ):
-            weight = self._unembedding.weight
-            self._native_head = weight if can_multiply(weight) else None
+        plain = type(self._unembedding) is nn.Linear and getattr(self._unembedding, "bias", None) is None
+        weight = getattr(self._unembedding, "weight", None)
+        if self.kernels is not None and plain and weight is not None and can_multiply(weight):
+            self._native_head = weight
         self._taps = Taps(self.layers, (), self.info.width)
 
     def set_taps(self, layer_ids: tuple[int, ...]) -> None:

@@ -86,7 +86,7 @@ def decoded_acceptance(
     """
     taps = target.tap_ids
     copy = deepcopy(drafter).to(target.device, target.dtype).eval()
-    engine = Engine(target, DraftProposer(target, copy), EngineOptions(max_rows=len(chats)))
+    engine = Engine(target, DraftProposer(target, copy), EngineOptions(max_rows=len(chats), drafts="max"))
     sampling = SamplingOptions(max_tokens=max_tokens)
     requests = [Request(chat.token_ids[: chat.answers[0][0]], sampling) for chat in chats]
     completions = engine.generate(requests)

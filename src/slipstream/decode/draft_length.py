@@ -1,0 +1,170 @@
+"""How many drafts a round should have, zero included: from what rounds cost and how far drafts are right.
+
+Tokens per second of a round with K drafts are sum over rows of (1 + sum_k prod_{j<=k} p_j) / seconds(rows, K)
+(Leviathan et al., arXiv 2211.17192, section 3.3, with a rate per slot and row). Both sides are learned while
+decoding. The choice changes speed only: what is said does not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+#: Share of a count that is kept when the next round is counted: of one request, and of all of them.
+_OWN_MEMORY, _COMMON_MEMORY = 0.98, 0.995
+#: Rounds that the common rates count for in a request's own.
+_PRIOR = 10.0
+#: Weight of a new time; a time that is far above what was seen counts as so many times that.
+_NEW_TIME, _OUTLIER = 0.15, 1.5
+#: A change must promise so much more.
+_HYSTERESIS = 1.02
+#: Looks at drafting while it does not pay may take so much of the time, at least so many rounds apart; a look
+#: at not drafting costs next to nothing.
+_PROBE_SHARE, _PROBE_LEAST, _PROBE_PLAIN = 0.015, 16, 100
+
+
+@dataclass
+class _Rates:
+    """Decayed counts per slot: how often a draft was looked at, and how often it was right."""
+
+    tries: list[float]
+    hits: list[float]
+
+    def count(self, drafts: int, accepted: int, memory: float) -> None:
+        """One round: drafts 1..accepted were right, the next one wrong, later ones unknown."""
+        for slot in range(min(drafts, accepted + 1)):
+            self.tries[slot] = self.tries[slot] * memory + 1
+            self.hits[slot] = self.hits[slot] * memory + (slot < accepted)
+
+
+@dataclass
+class DraftLength:
+    """Chooses the number of drafts of every round of a batch.
+
+    Attributes:
+        most: drafts that the drafter can make (K).
+        fixed: always so many; None decides by what pays.
+        seconds: by (rows, drafts), rows rounded up to a power of two: what a round took.
+    """
+
+    most: int
+    fixed: int | None = None
+    seconds: dict[tuple[int, int], float] = field(default_factory=dict)
+    _own: dict[int, _Rates] = field(default_factory=dict)
+    _current: int = 0
+    _since: int = 0
+    _deep: int = 0
+    _probing: bool = False
+
+    def __post_init__(self) -> None:
+        """Begin with rates that make a drafter worth trying."""
+        self._common = _Rates([1.0] * self.most, [0.6] * self.most)
+        self._current = self.most
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of drafts that are considered: few, so that each is timed often."""
+        steps = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31)
+        return (*(size for size in steps if size < self.most), self.most)
+
+    def choose(self, requests: Sequence[int]) -> int:
+        """Drafts of the next round.
+
+        Args:
+            requests: numbers of those that decode.
+        """
+        if self.fixed is not None:
+            return self.fixed
+        bucket = _bucket(len(requests))
+        unseen = next((size for size in self._first_looks() if (bucket, size) not in self.seconds), None)
+        if unseen is not None:
+            return unseen
+        tokens = self._expected(requests)
+        value = {size: tokens[size] / self._cost(bucket, size) for size in self.sizes}
+        best = max(value, key=value.__getitem__)
+        if value[best] > value[self._current] * _HYSTERESIS:
+            self._current, self._since = best, 0
+        self._since, self._deep = self._since + 1, self._deep + 1
+        if self._current == 0:
+            probe = max((size for size in self.sizes if size), key=value.__getitem__)
+            extra = self._cost(bucket, probe) / self._cost(bucket, 0) - 1
+            if self._probing or self._since > max(_PROBE_LEAST, extra / _PROBE_SHARE):
+                self._since = 0
+                return probe
+            return 0
+        if self._since > _PROBE_PLAIN:
+            self._since = 0
+            return 0
+        # How good the last drafts are is not seen while they are not made.
+        extra = self._cost(bucket, self.most) / self._cost(bucket, self._current) - 1
+        if self._current < self.most and self._deep > max(_PROBE_LEAST, extra / _PROBE_SHARE):
+            self._deep = 0
+            return self.most
+        return self._current
+
+    def note(self, accepted: Mapping[int, int], drafts: int, seconds: float) -> None:
+        """What a round came to.
+
+        Args:
+            accepted: right drafts by request.
+            drafts: that each had.
+            seconds: that it took.
+        """
+        key = _bucket(len(accepted)), drafts
+        before = self.seconds.get(key)
+        if before is None:
+            self.seconds[key] = seconds
+        else:
+            # A first time holds what only first times cost, so a lower one replaces it.
+            weight = _NEW_TIME if seconds > before * 0.7 else 1.0
+            self.seconds[key] = before + weight * (min(seconds, before * _OUTLIER) - before)
+        for request, count in accepted.items():
+            own = self._own.setdefault(request, _Rates([0.0] * self.most, [0.0] * self.most))
+            own.count(drafts, count, _OWN_MEMORY)
+            self._common.count(drafts, count, _COMMON_MEMORY)
+        # Where a probe was right throughout, the next round looks again.
+        self._probing = (
+            bool(drafts) and self._current == 0 and min(accepted.values(), default=0) >= min(2, drafts)
+        )
+
+    def forget(self, request: int) -> None:
+        """A request has ended."""
+        self._own.pop(request, None)
+
+    def _first_looks(self) -> tuple[int, ...]:
+        """Sizes that are timed before anything is decided; the others lie between them."""
+        return tuple(dict.fromkeys((self.most, 0, self.most // 2)))
+
+    def _expected(self, requests: Sequence[int]) -> list[float]:
+        """Tokens of a round of all these requests, for 0 to `most` drafts."""
+        common = [hits / tries for hits, tries in zip(self._common.hits, self._common.tries, strict=True)]
+        tokens = [0.0] * (self.most + 1)
+        for request in requests:
+            own = self._own.get(request)
+            reach, total = 1.0, 1.0
+            tokens[0] += 1.0
+            for slot in range(self.most):
+                tries, hits = (own.tries[slot], own.hits[slot]) if own else (0.0, 0.0)
+                reach *= (hits + _PRIOR * common[slot]) / (tries + _PRIOR)
+                total += reach
+                tokens[slot + 1] += total
+        return tokens
+
+    def _cost(self, bucket: int, size: int) -> float:
+        """Seconds of a round; between two sizes that were timed, on the line from one to the other."""
+        known = sorted(s for b, s in self.seconds if b == bucket)
+        if size in known:
+            return self.seconds[bucket, size]
+        # Nothing is no short block: the line must not start there.
+        below = max((s for s in known if 0 < s < size), default=None)
+        above = min((s for s in known if s > size), default=None)
+        if below is None or above is None:
+            nearest = above if above is not None else below
+            return self.seconds[bucket, nearest if nearest is not None else known[-1]]
+        share = (size - below) / (above - below)
+        low, high = self.seconds[bucket, below], self.seconds[bucket, above]
+        return low + share * (high - low)
+
+
+def _bucket(rows: int) -> int:
+    return 1 << max(rows - 1, 0).bit_length()
