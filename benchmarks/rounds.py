@@ -1,0 +1,120 @@
+"""What the parts of a round take: target passes, a draft, whole rounds; by compiled kernels and by PyTorch.
+
+Interleaved in one process, so that ratios hold while the machine does other things; the least of many times
+is printed beside the median, as nothing makes a pass too fast. With it the time that reading the weights
+alone takes, at the rate at which this machine sums a large tensor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from slipstream import SamplingOptions, TargetOptions, load
+from slipstream.api import Session
+from slipstream.core.records import Request
+from slipstream.decode import DraftProposer, Engine
+from slipstream.decode.rows import Rows
+from slipstream.target import Target
+
+
+def main() -> None:
+    """Print a table, or one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-t", "--target", default="smollm2")
+    parser.add_argument("--context", type=int, default=200, help="tokens before the pass")
+    parser.add_argument("--repeat", type=int, default=20)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    works: dict[str, Callable[[], object]] = {}
+    for kernels in ("native", "torch"):
+        session = load(options.target, target_options=TargetOptions(kernels=kernels))
+        for tokens in (1, 2, 4, 8, 16, 32):
+            works[f"{kernels} target, {tokens} tokens"] = _pass(session.target, tokens, options.context)
+        for drafts in (0, 3, 7):
+            works[f"{kernels} round, {drafts} drafts"] = _round(session, drafts, options.context)
+        works[f"{kernels} draft of 7"] = _draft(session, options.context)
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for work in works.values():
+        work()
+    for _ in range(options.repeat):
+        for name, work in works.items():
+            begun = time.perf_counter()
+            work()
+            times[name].append((time.perf_counter() - begun) * 1e3)
+    rate = _bytes_per_second()
+    weights = sum(p.numel() * p.element_size() for p in session.target.model.parameters())
+    found = {name: (min(all_), statistics.median(all_)) for name, all_ in times.items()}
+    floor = weights / rate * 1e3
+    if options.json:
+        print(json.dumps({"ms": found, "weights_floor_ms": floor, "gigabytes_per_s": rate / 1e9}))
+        return
+    print(f"weights {weights / 1e6:.0f} MB, {rate / 1e9:.1f} GB/s: {floor:.1f} ms")
+    for name, (least, median) in found.items():
+        print(f"{name:28} least {least:6.2f} ms, median {median:6.2f} ms")
+
+
+def _pass(target: Target, tokens: int, context: int) -> Callable[[], object]:
+    """A verify pass, head on every token."""
+    cache = target.new_cache(1, 512)
+    ids_BT, start_B = torch.full((1, tokens), 100), torch.tensor([context])
+    visible = -(-(context + tokens) // 64) * 64
+    return lambda: target.verify(ids_BT, start_B, cache, visible)
+
+
+def _round(session: Session, drafts: int, context: int) -> Callable[[], object]:
+    """A whole round of one request, host work included."""
+    assert session.drafter is not None
+    from slipstream import EngineOptions
+
+    options = EngineOptions(drafts=drafts)
+    engine = Engine(session.target, DraftProposer(session.target, session.drafter), options)
+    rows: list[Rows] = []
+
+    def work() -> None:
+        if not rows or not rows[0].busy:
+            rows[:] = [engine.open(1)]
+            rows[0].submit(Request((100,) * context, SamplingOptions(max_tokens=128, ignore_eos=True)))
+            while not rows[0].step():
+                pass
+        rows[0].step()
+
+    return work
+
+
+def _draft(session: Session, context: int) -> Callable[[], object]:
+    """A draft alone, with greedy choices."""
+    from slipstream.decode.propose import make_chooser
+    from slipstream.decode.sampling import RowSettings
+
+    target = session.target
+    assert session.drafter is not None
+    proposer = DraftProposer(target, session.drafter)
+    proposer.begin(1, 512)
+    features = torch.zeros(1, context, session.drafter.config.feature_width, dtype=target.dtype)
+    proposer.admit(features, torch.tensor([0]))
+    settings = RowSettings.of([SamplingOptions()], target.info.vocab_size, target.device)
+    chooser = make_chooser(settings, "match", "argmax")
+    anchor_B, length_B = torch.tensor([100]), torch.tensor([context])
+    visible = -(-(context + 8) // 64) * 64
+    return lambda: proposer.propose(anchor_B, length_B, 7, visible, chooser)
+
+
+def _bytes_per_second() -> float:
+    """The best rate of summing 400 MB."""
+    big = torch.ones(100_000_000)
+    best = 0.0
+    for _ in range(8):
+        begun = time.perf_counter()
+        big.sum()
+        best = max(best, big.numel() * 4 / (time.perf_counter() - begun))
+    return best
+
+
+if __name__ == "__main__":
+    main()
