@@ -99,7 +99,7 @@ def _draft(session: Session, context: int) -> Callable[[], object]:
     features = torch.zeros(1, context, session.drafter.config.feature_width, dtype=target.dtype)
     proposer.admit(features, torch.tensor([0]))
     settings = RowSettings.of([SamplingOptions()], target.info.vocab_size, target.device)
-    chooser = make_chooser(settings, "match", "argmax")
+    chooser = make_chooser(settings, "match", "argmax", target.info.vocab_size)
     anchor_B, length_B = torch.tensor([100]), torch.tensor([context])
     visible = -(-(context + 8) // 64) * 64
     return lambda: proposer.propose(anchor_B, length_B, 7, visible, chooser)

@@ -81,7 +81,9 @@ def test_two_tokens_are_distributed_as_the_target_says(
     position = torch.arange(start + 1, start + 4).expand(draws, -1)
     # The drafter does not see its own drafts: each slot guesses from the anchor's row of its chain.
     draft_logits = torch.stack([draft_chain[anchor], draft_chain.mean(0)]).expand(draws, -1, -1)
-    proposal = make_chooser(settings, acceptor, drafts)(draft_logits, position[:, :2])
+    proposal = make_chooser(settings, acceptor, drafts, draft_logits.shape[-1])(
+        draft_logits, position[:, :2], None
+    )
     inputs = torch.cat([torch.full((draws, 1), anchor), proposal.drafts_BK], dim=1)
     logits = chain[inputs]
     if acceptor == "match":
@@ -113,7 +115,9 @@ def test_coupled_drafts_agree_more_often_than_independent_ones() -> None:
     choices = choose(logits, position, settings).ids_BT
     kept = {}
     for drafts in ("coupled", "argmax"):
-        proposal = make_chooser(settings, "match", drafts)(drafter.expand(draws, 1, -1), position[:, :1])
+        proposal = make_chooser(settings, "match", drafts, drafter.shape[-1])(
+            drafter.expand(draws, 1, -1), position[:, :1], None
+        )
         kept[drafts] = (match(proposal, choices).emitted_B - 1).float().mean()
     p, q = target.softmax(-1), drafter.softmax(-1)
     distance = 0.5 * (p - q).abs().sum()

@@ -157,6 +157,21 @@ def test_any_choice_gives_the_same_text_and_the_same_context(
         torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("acceptor", ["match", "reject"])
+def test_drafts_from_some_tokens_alone_leave_the_text_as_it_is(target: Target, acceptor: str) -> None:
+    torch.manual_seed(0)
+    drafter = Drafter(DraftConfig.for_target(target.info, num_layers=2, block_size=6, num_taps=2)).eval()
+    drafter.draft_vocabulary = torch.tensor([1, 4, 9, 16, 25, 36, 49])
+    requests = [
+        Request((3, n), SamplingOptions(max_tokens=30, temperature=t, seed=n, ignore_eos=True))
+        for n, t in ((1, 0.0), (2, 0.0), (3, 0.9 * (acceptor == "match")))
+    ]
+    options = EngineOptions(drafts="max", acceptor=acceptor)  # type: ignore[arg-type]
+    done = Engine(target, DraftProposer(target, drafter), options).generate(requests)
+    for request, completion in zip(requests, done, strict=True):
+        assert list(completion.token_ids) == plain_decode(target, request)
+
+
 def test_a_number_that_no_block_holds_is_refused(target: Target, drafter: Drafter) -> None:
     with pytest.raises(InputError, match="drafts 6 are more than the 5"):
         Engine(target, DraftProposer(target, drafter), EngineOptions(drafts=6))

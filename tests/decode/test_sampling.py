@@ -141,3 +141,26 @@ def test_a_choice_among_few_is_the_choice_among_all(step: float) -> None:
         shorts += int(few.short_B.sum())
     assert not few.short_B[3]
     assert (shorts > 0) == (step > 0.1)
+
+
+@pytest.mark.parametrize("asked", ["greedy", "few", "all", "mixed"])
+def test_a_choice_among_some_tokens_is_that_among_all_with_the_others_ruled_out(asked: str) -> None:
+    torch.manual_seed(1)
+    kinds = {
+        "greedy": [SamplingOptions()] * 3,
+        "few": [SamplingOptions(temperature=0.9, top_k=4, seed=n) for n in range(3)],
+        "all": [SamplingOptions(temperature=1.2, top_p=0.9, seed=n) for n in range(3)],
+        "mixed": [
+            SamplingOptions(),
+            SamplingOptions(temperature=0.7, top_k=3),
+            SamplingOptions(temperature=1),
+        ],
+    }
+    settings = RowSettings.of(kinds[asked], 40, CPU)
+    ids_V = torch.tensor([0, 3, 4, 9, 11, 12, 20, 31, 32, 39])
+    logits_BTV = torch.randn(3, 60, 10)
+    whole_BTV = torch.full((3, 60, 40), -torch.inf).index_copy(-1, ids_V, logits_BTV)
+    position_BT = torch.arange(60).expand(3, -1)
+    some = choose(logits_BTV, position_BT, settings, 10, ids_V)
+    assert torch.equal(some.ids_BT, choose(whole_BTV, position_BT, settings, 40).ids_BT)
+    assert torch.equal(choose(logits_BTV, position_BT, settings, None, ids_V).ids_BT, some.ids_BT)

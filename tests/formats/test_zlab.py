@@ -249,3 +249,24 @@ def test_another_target_is_refused(
     read_zlab(folder, target.info)
     with pytest.raises(CheckpointError, match=sentence):
         read_zlab(folder, replace(target.info, **changes))
+
+
+def test_the_tokens_that_are_drafted_are_kept_beside_the_weights(config: DraftConfig, tmp_path: Path) -> None:
+    drafter = Drafter(config)
+    drafter.draft_vocabulary = torch.tensor([1, 5, 7])
+    write_zlab(drafter, tmp_path / "d")
+    assert read_zlab(tmp_path / "d").draft_vocabulary.tolist() == [1, 5, 7]  # type: ignore[union-attr]
+    drafter.draft_vocabulary = torch.tensor([2])
+    write_zlab(drafter, tmp_path / "d", force=True)
+    assert read_zlab(tmp_path / "d").draft_vocabulary.tolist() == [2]  # type: ignore[union-attr]
+    drafter.draft_vocabulary = None
+    write_zlab(drafter, tmp_path / "d", force=True)
+    assert read_zlab(tmp_path / "d").draft_vocabulary is None
+
+
+@pytest.mark.parametrize("ids", [[], [3, 3], [5, 2], [-1, 2], [10**6], ["a"], 7])
+def test_a_wrong_list_of_drafted_tokens_is_refused(config: DraftConfig, tmp_path: Path, ids: Any) -> None:
+    write_zlab(Drafter(config), tmp_path / "d")
+    (tmp_path / "d" / "draft_vocabulary.json").write_text(json.dumps({"token_ids": ids}))
+    with pytest.raises(CheckpointError, match="no ascending list of tokens"):
+        read_zlab(tmp_path / "d")

@@ -184,6 +184,9 @@ def test_drafted_texts_are_plain_ones_to_the_last_token(kernels: Kernels, temper
     alone = [Engine(target).generate([request])[0].token_ids for request in requests]
     drafted = Engine(target, DraftProposer(target, drafter), EngineOptions(max_rows=3, prefill_chunk=16))
     assert [done.token_ids for done in drafted.generate(requests)] == alone
+    drafter.draft_vocabulary = torch.arange(0, 131, 3)
+    few = Engine(target, DraftProposer(target, drafter), EngineOptions(drafts="max"))
+    assert [done.token_ids for done in few.generate(requests)] == alone
 
 
 def test_what_cannot_be_compiled_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,6 +168,8 @@ class TrainOptions:
         weighting: of the slots, `dpace` (by the drafter's own acceptance) or `decay` (paper).
         gamma: of the `decay` weighting.
         vocabulary: most frequent tokens scored besides each step's labels; 0 scores the whole vocabulary.
+        draft_vocabulary: most frequent tokens of the data, from which drafts are chosen when decoding; 0 leaves
+            all. No text changes; tokens that are left out are never drafted.
         average: decay of the running average of weights that is evaluated and saved; 0 takes the last
             weights.
         feature_noise: standard deviation of noise on features, relative to their own size per tap.
@@ -200,6 +202,7 @@ class TrainOptions:
     weighting: Literal["dpace", "decay"] = "dpace"
     gamma: float = 4.0
     vocabulary: int = 6144
+    draft_vocabulary: int = 12288
     average: float = 0.995
     feature_noise: float = 0.0
     initialise: bool = True
@@ -222,7 +225,14 @@ class TrainOptions:
         ):
             if getattr(self, name) < least.get(name, 1):
                 raise InputError(f"{name} must be at least {least.get(name, 1)}, not {getattr(self, name)}")
-        for name in ("minutes", "epochs", "decode_prompts", "vocabulary", "feature_noise"):
+        for name in (
+            "minutes",
+            "epochs",
+            "decode_prompts",
+            "vocabulary",
+            "draft_vocabulary",
+            "feature_noise",
+        ):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} must be at least 0, not {getattr(self, name)}")
         for name in ("warmup", "final_rate", "soft_share", "average"):

@@ -16,8 +16,8 @@ from slipstream.decode.sampling import RowSettings, choose, distribution
 from slipstream.model import Drafter
 from slipstream.target import Target
 
-#: Draft logits_BKV and the positions of the drafts to a proposal.
-DraftChooser = Callable[[Tensor, Tensor], Proposal]
+#: Draft logits_BKV, the positions of the drafts, and what tokens the logits are of (None: all) to a proposal.
+DraftChooser = Callable[[Tensor, Tensor, Tensor | None], Proposal]
 
 
 class Proposer(Protocol):
@@ -73,6 +73,10 @@ class DraftProposer:
         self._target = target
         self._drafter = drafter
         self._work = at_work(drafter, target.kernels)
+        self._ids_V: Tensor | None = None
+        if drafter.draft_vocabulary is not None:
+            self._ids_V = drafter.draft_vocabulary.to(target.device)
+            self._head_VD = target.output_rows(self._ids_V)
 
     @property
     def block_size(self) -> int:
@@ -115,8 +119,11 @@ class DraftProposer:
         x_BTD = self._target.embed(ids_BT).to(self._work.dtype)
         hidden_BTD = self._work.hidden(x_BTD, position_BT, length_B, visible)
         hidden_BKD = hidden_BTD[:, 1:].to(self._target.dtype)
-        logits_BKV = self._drafter.adjust_logits(self._target.unembed(hidden_BKD))
-        return chooser(logits_BKV, position_BT[:, 1:])
+        if self._ids_V is None:
+            raw_BKV = self._target.unembed(hidden_BKD)
+        else:
+            raw_BKV = self._target.product(hidden_BKD, self._head_VD)
+        return chooser(self._drafter.adjust_logits(raw_BKV), position_BT[:, 1:], self._ids_V)
 
 
 class NullProposer:
@@ -143,21 +150,32 @@ class NullProposer:
         return Proposal(anchor_B[:, None].expand(-1, num_drafts), offered=False)
 
 
-def make_chooser(settings: RowSettings, acceptor: str, drafts: str) -> DraftChooser:
+def make_chooser(settings: RowSettings, acceptor: str, drafts: str, vocab_size: int) -> DraftChooser:
     """How draft logits become tokens, bound once per batch.
 
     `reject` draws from q with noise of its own; `match` takes the target's noise (coupled: arXiv 2408.07978)
     or none (argmax).
     """
     if acceptor == "reject":
-        return lambda logits_BKV, position_BK: _draw(logits_BKV, position_BK, settings)
+        return lambda logits_BKV, position_BK, ids_V: _draw(
+            logits_BKV, position_BK, ids_V, settings, vocab_size
+        )
     if drafts == "coupled" and settings.any_sampled:
-        return lambda logits_BKV, position_BK: Proposal(choose(logits_BKV, position_BK, settings).ids_BT)
-    return lambda logits_BKV, position_BK: Proposal(logits_BKV.argmax(-1))
+        return lambda logits_BKV, position_BK, ids_V: Proposal(
+            choose(logits_BKV, position_BK, settings, None, ids_V).ids_BT
+        )
+    return lambda logits_BKV, position_BK, ids_V: Proposal(
+        logits_BKV.argmax(-1) if ids_V is None else ids_V[logits_BKV.argmax(-1)]
+    )
 
 
-def _draw(logits_BKV: Tensor, position_BK: Tensor, settings: RowSettings) -> Proposal:
-    """Sample drafts and keep the distribution they came from."""
+def _draw(
+    logits_BKV: Tensor, position_BK: Tensor, ids_V: Tensor | None, settings: RowSettings, vocab_size: int
+) -> Proposal:
+    """Sample drafts and keep the distribution they came from, which is over all tokens."""
+    if ids_V is not None:
+        whole_BKV = logits_BKV.new_full((*logits_BKV.shape[:-1], vocab_size), -torch.inf)
+        logits_BKV = whole_BKV.index_copy(-1, ids_V, logits_BKV)
     q_BKV, _ = distribution(logits_BKV, settings)
-    noise_BKV = gumbel(settings.seed_B, position_BK, logits_BKV.shape[-1], DRAFT)
+    noise_BKV = gumbel(settings.seed_B, position_BK, vocab_size, DRAFT)
     return Proposal((q_BKV.log() + noise_BKV).argmax(-1), q_BKV)

@@ -273,7 +273,9 @@ class Rows:
         said = [[] if tracker is None else tracker.token_ids for tracker in self._table]
         batch.settings = RowSettings.of([request.sampling for request in requests], info.vocab_size, device)
         batch.history = History(requests, info.vocab_size, info.eos_token_ids, device, said)
-        batch.chooser = make_chooser(batch.settings, self._options.acceptor, self._options.draft_noise)
+        batch.chooser = make_chooser(
+            batch.settings, self._options.acceptor, self._options.draft_noise, info.vocab_size
+        )
         running = [
             on and t is not None and not t.finish_reason
             for on, t in zip(self._running(), self._table, strict=True)

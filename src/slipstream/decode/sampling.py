@@ -95,7 +95,11 @@ class Choice:
 
 
 def choose(
-    logits_BTV: Tensor, position_BT: Tensor, settings: RowSettings, survivors: int | None = None
+    logits_BTV: Tensor,
+    position_BT: Tensor,
+    settings: RowSettings,
+    survivors: int | None = None,
+    ids_V: Tensor | None = None,
 ) -> Choice:
     """The design's one expression, for greedy and sampled rows alike.
 
@@ -104,19 +108,28 @@ def choose(
         position_BT: absolute position of the token to be chosen.
         settings: of the rows.
         survivors: tokens that the filters look at; None takes the settings' own.
+        ids_V: the tokens that the logits are of; None where they are of all.
     """
     if not settings.any_sampled:
-        return Choice(logits_BTV.argmax(-1), torch.zeros_like(settings.sampled_B))
+        return Choice(_named(logits_BTV.argmax(-1), ids_V), torch.zeros_like(settings.sampled_B))
     if settings.bounded and survivors is None:
-        return _choose_among_few(logits_BTV, position_BT, settings)
+        return _choose_among_few(logits_BTV, position_BT, settings, ids_V)
     scores_BTV, short_B = filtered(logits_BTV, settings, survivors)
-    noise_BTV = gumbel(settings.seed_B, position_BT, logits_BTV.shape[-1], CHOICE)
+    tokens = logits_BTV.shape[-1] if ids_V is None else ids_V
+    noise_BTV = gumbel(settings.seed_B, position_BT, tokens, CHOICE)
     sampled_B11 = settings.sampled_B[:, None, None]
     scores_BTV = torch.where(sampled_B11, scores_BTV + noise_BTV, logits_BTV)
-    return Choice(scores_BTV.argmax(-1), short_B)
+    return Choice(_named(scores_BTV.argmax(-1), ids_V), short_B)
 
 
-def _choose_among_few(logits_BTV: Tensor, position_BT: Tensor, settings: RowSettings) -> Choice:
+def _named(place: Tensor, ids_V: Tensor | None) -> Tensor:
+    """Token ids of places among some tokens."""
+    return place if ids_V is None else ids_V[place]
+
+
+def _choose_among_few(
+    logits_BTV: Tensor, position_BT: Tensor, settings: RowSettings, ids_V: Tensor | None
+) -> Choice:
     """The same choice where top_k bounds what can be chosen: filters and noise of those tokens alone.
 
     Noise is a function of the token's id, so a token has the same noise here as among all of them.
@@ -124,7 +137,7 @@ def _choose_among_few(logits_BTV: Tensor, position_BT: Tensor, settings: RowSett
     vocab_size = logits_BTV.shape[-1]
     top = logits_BTV.topk(min(settings.most_top_k + _TIES, vocab_size), dim=-1)
     scores_BTJ, short_B = filtered(top.values, settings)
-    noise_BTJ = gumbel(settings.seed_B, position_BT, top.indices, CHOICE)
+    noise_BTJ = gumbel(settings.seed_B, position_BT, _named(top.indices, ids_V), CHOICE)
     drawn_BT = top.indices.gather(-1, (scores_BTJ + noise_BTJ).argmax(-1, keepdim=True))[..., 0]
     if top.values.shape[-1] < vocab_size:
         # A last token that ties with the k-th may have further ties behind it.
@@ -132,7 +145,8 @@ def _choose_among_few(logits_BTV: Tensor, position_BT: Tensor, settings: RowSett
         rank_BT1 = rank_B[:, None, None].expand(-1, top.values.shape[1], 1)
         tied_BT = top.values[..., -1] >= top.values.gather(-1, rank_BT1)[..., 0]
         short_B = settings.sampled_B & (short_B | tied_BT.any(-1))
-    return Choice(torch.where(settings.sampled_B[:, None], drawn_BT, logits_BTV.argmax(-1)), short_B)
+    chosen_BT = torch.where(settings.sampled_B[:, None], drawn_BT, logits_BTV.argmax(-1))
+    return Choice(_named(chosen_BT, ids_V), short_B)
 
 
 def filtered(

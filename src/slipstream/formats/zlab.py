@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from slipstream.model import Drafter, TargetShape
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
+#: Slipstream's own; other engines do not look at it and draft from all tokens.
+VOCABULARY_NAME = "draft_vocabulary.json"
 
 
 def read_zlab(
@@ -55,6 +58,8 @@ def read_zlab(
     drafter.load_state_dict(
         {name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors.items()}, assign=True
     )
+    if (folder / VOCABULARY_NAME).exists():
+        drafter.draft_vocabulary = _read_vocabulary(folder / VOCABULARY_NAME, config.vocab_size)
     return drafter.eval().requires_grad_(False)
 
 
@@ -82,6 +87,9 @@ def write_zlab(
     try:
         (temporary / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         save_file(tensors, temporary / WEIGHTS_NAME, metadata={"format": "pt"})
+        if drafter.draft_vocabulary is not None:
+            ids = json.dumps({"token_ids": drafter.draft_vocabulary.tolist()})
+            (temporary / VOCABULARY_NAME).write_text(ids + "\n", encoding="utf-8")
         _compare(drafter, tensors, temporary, dtype)
         _publish(temporary, folder)
     finally:
@@ -96,6 +104,23 @@ def _publish(temporary: Path, folder: Path) -> None:
         return
     for name in (WEIGHTS_NAME, CONFIG_NAME):
         os.replace(temporary / name, folder / name)
+    if (temporary / VOCABULARY_NAME).exists():
+        os.replace(temporary / VOCABULARY_NAME, folder / VOCABULARY_NAME)
+    else:
+        (folder / VOCABULARY_NAME).unlink(missing_ok=True)
+
+
+def _read_vocabulary(path: Path, vocab_size: int) -> Tensor:
+    """Ids of the tokens that are drafted.
+
+    Raises:
+        CheckpointError: they are not distinct ascending tokens.
+    """
+    ids: Any = _read_json(path).get("token_ids")
+    numbers = isinstance(ids, list) and ids and all(isinstance(token, int) for token in ids)
+    if not numbers or ids[0] < 0 or ids[-1] >= vocab_size or any(a >= b for a, b in pairwise(ids)):
+        raise CheckpointError(f"{path} holds no ascending list of tokens below {vocab_size}")
+    return torch.tensor(ids)
 
 
 def _compare(drafter: Drafter, tensors: Mapping[str, Tensor], folder: Path, dtype: torch.dtype) -> None:

@@ -106,12 +106,19 @@ class DraftLayer(nn.Module):
 
 
 class Drafter(nn.Module):
-    """All draft layers, the fusion of the taps before them and the final norm after them."""
+    """All draft layers, the fusion of the taps before them and the final norm after them.
+
+    Attributes:
+        config: shape.
+        draft_vocabulary: int64 ids of the tokens that are ever drafted, ascending; None drafts from all. No
+            weight: it only says over which rows of the target's head a draft is chosen.
+    """
 
     def __init__(self, config: DraftConfig) -> None:
         """Random weights; readers and the trainer fill them."""
         super().__init__()
         self.config = config
+        self.draft_vocabulary: Tensor | None = None
         self.fc = nn.Linear(config.feature_width, config.width, bias=False)
         self.hidden_norm = RMSNorm(config.width, config.rms_norm_eps)
         self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_layers))

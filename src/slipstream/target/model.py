@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -146,6 +147,35 @@ class Target:
             return native_product(self.kernels, self._native_head, hidden_BTD)[..., : self.info.vocab_size]
         logits_BTV: Tensor = self._unembedding(hidden_BTD)
         return logits_BTV[..., : self.info.vocab_size].float()
+
+    def output_rows(self, ids_V: Tensor) -> Tensor:
+        """Rows of the output embedding, [V, D], a copy in one piece.
+
+        Args:
+            ids_V: int64 tokens.
+
+        Raises:
+            TargetError: the output embedding is no plain matrix.
+        """
+        weight = getattr(self._unembedding, "weight", None)
+        if not isinstance(weight, Tensor) or getattr(self._unembedding, "bias", None) is not None:
+            raise TargetError(f"the output embedding of {self.info.name} cannot be read row by row")
+        return weight.detach()[ids_V].contiguous()
+
+    def product(self, hidden_BTD: Tensor, rows_VD: Tensor) -> Tensor:
+        """`unembed` over some rows of the output embedding.
+
+        Args:
+            hidden_BTD: states after a final norm; any leading axes.
+            rows_VD: of `output_rows`.
+
+        Returns:
+            fp32 logits_BTV.
+        """
+        few = hidden_BTD.numel() <= FEW * hidden_BTD.shape[-1]
+        if self._native_head is not None and self.kernels is not None and few:
+            return native_product(self.kernels, rows_VD, hidden_BTD)
+        return F.linear(hidden_BTD, rows_VD).float()
 
     def head(self, hidden_BTD: Tensor) -> Tensor:
         """The model's own logits: `unembed`, its scaling (Granite, Cohere) and its soft-cap (Gemma).

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from slipstream.core.errors import InputError
 from slipstream.core.options import (
     DrafterOptions,
@@ -137,6 +139,7 @@ def train_drafter(plan: Plan, report: Report = print, observe: Observer | None =
     run = new_run(drafter, plan.training)
     if restore(run, folder.path):
         report(f"continuing at step {run.step}")
+    run.average.draft_vocabulary = _draft_vocabulary(store, config.vocab_size, plan.training.draft_vocabulary)
     options = _within(plan.training, time.perf_counter() - begun)
     ends = frozen_ends(plain)
     evaluation = None
@@ -256,6 +259,13 @@ def _config(target: Target, options: DrafterOptions) -> DraftConfig:
         num_taps=options.taps,
         mask_token_id=None if options.mask_token_id < 0 else options.mask_token_id,
     )
+
+
+def _draft_vocabulary(store: Features, vocab_size: int, count: int) -> Tensor | None:
+    """The commonest tokens of the data, ascending; None where most would be drafted anyway."""
+    if count == 0 or count * 2 > vocab_size:
+        return None
+    return store.token_counts(vocab_size).topk(count).indices.sort().values
 
 
 def _within(options: TrainOptions, used_s: float) -> TrainOptions:
