@@ -168,8 +168,8 @@ class TrainOptions:
         weighting: of the slots, `dpace` (by the drafter's own acceptance) or `decay` (paper).
         gamma: of the `decay` weighting.
         vocabulary: most frequent tokens scored besides each step's labels; 0 scores the whole vocabulary.
-        draft_vocabulary: most frequent tokens of the data, from which drafts are chosen when decoding; 0 leaves
-            all. No text changes; tokens that are left out are never drafted.
+        draft_vocabulary: most frequent tokens of the data, of which drafts are chosen when decoding; 0: of all.
+            The text stays the same; tokens that are left out are never drafted.
         average: decay of the running average of weights that is evaluated and saved; 0 takes the last
             weights.
         feature_noise: standard deviation of noise on features, relative to their own size per tap.
