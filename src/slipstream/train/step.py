@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -43,9 +43,8 @@ class FrozenEnds:
     output_VD: Tensor
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """Loss to differentiate, and what it says about acceptance.
+class StepResult(NamedTuple):
+    """Loss to differentiate, and what it says about acceptance; a tuple, so that FSDP finds the tensors.
 
     Attributes:
         loss: scalar, summed over the blocks of the batch.
