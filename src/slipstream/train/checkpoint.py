@@ -50,6 +50,16 @@ def new_run(drafter: Drafter, options: TrainOptions) -> Run:
     return Run(drafter, average, _optimizers(drafter, options))
 
 
+def place(run: Run, device: torch.device) -> None:
+    """Move weights, average and what the optimisers remember of them to a device."""
+    run.drafter.to(device)
+    run.average.to(device)
+    for optimizer in run.optimizers:
+        for parameter, state in optimizer.state.items():
+            moved = {name: value for name, value in state.items() if value.shape == parameter.shape}
+            state.update({name: value.to(device) for name, value in moved.items()})
+
+
 def state_of(run: Run) -> dict[str, Any]:
     """What `save` writes and `restore` reads; the tensors are the run's own."""
     return {

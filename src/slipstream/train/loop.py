@@ -29,7 +29,7 @@ from slipstream.model import DraftConfig
 from slipstream.target.device import choose_dtype
 from slipstream.train import sharding
 from slipstream.train.batches import Batches
-from slipstream.train.checkpoint import Run, save, save_best, state_of
+from slipstream.train.checkpoint import Run, place, save, save_best, state_of
 from slipstream.train.evaluate import Forecast
 from slipstream.train.metrics import METRICS_NAME, drop_later_metrics, log_step
 from slipstream.train.step import BlockLoss, FrozenEnds
@@ -210,8 +210,7 @@ class _Loop:
         frequent = _frequent_tokens(store, run.drafter.config.vocab_size, options.vocabulary)
         device = accelerator.device
         ends = FrozenEnds(ends.embed, ends.output_VD.to(device))
-        run.drafter.to(device)
-        run.average.to(device)
+        place(run, device)
         frequent = frequent if frequent is None else frequent.to(device)
         module = BlockLoss(run.drafter, ends, options, frequent)
         plugin = getattr(accelerator.state, "fsdp_plugin", None)
@@ -245,9 +244,9 @@ class _Loop:
         # Gradients are averaged over processes; dividing by the mean number of blocks makes that the step's
         # mean.
         mean_blocks = _reduced(accelerator, blocks) / accelerator.num_processes
-        for place, (part, batch) in enumerate(zip(mine, batches, strict=True)):
+        for number, (part, batch) in enumerate(zip(mine, batches, strict=True)):
             if batch is not None or accelerator.num_processes > 1:
-                last = place + 1 == len(batches)
+                last = number + 1 == len(batches)
                 counts += self._pass(batch, part, parts, mean_blocks, last)
         loss, lengths_sum, number = _reduced(accelerator, counts).tolist()  # host: once a step
         if not math.isfinite(loss):
