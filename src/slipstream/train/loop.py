@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ from slipstream.train.metrics import METRICS_NAME, drop_later_metrics, log_step
 from slipstream.train.step import BlockLoss, FrozenEnds
 
 _RECENT = 50
+#: How long processes wait for the main one, which may write chats and features for hours. A process that has
+#: died is noticed by what launched it.
+_PATIENCE = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -138,15 +142,19 @@ def accelerator_for(options: TrainOptions, folder: Path | None = None, **argumen
     Raises:
         InputError: FSDP is asked for with settings that training does not follow.
     """
-    half = choose_dtype(options.precision, PartialState().device) == torch.bfloat16
+    # Accelerate looks for processes on a CPU only where it is told to.
+    asked = arguments.pop("cpu", False) or parse_flag_from_env("ACCELERATE_USE_CPU")
+    cpu = asked or not torch.accelerator.is_available()
+    half = choose_dtype(options.precision, PartialState(cpu, timeout=_PATIENCE).device) == torch.bfloat16
     # The state is the process's; a second run in one process may want another precision.
     AcceleratorState._reset_state()
     tracker = None if options.tracker == "none" else options.tracker
     plugin = FullyShardedDataParallelPlugin() if parse_flag_from_env("ACCELERATE_USE_FSDP") else None
     if plugin is not None:
         sharding.check_plugin(plugin)
+    precision = "bf16" if half else "no"
     accelerator = Accelerator(
-        mixed_precision="bf16" if half else "no", log_with=tracker, project_dir=folder, **arguments
+        cpu=cpu, mixed_precision=precision, log_with=tracker, project_dir=folder, **arguments
     )
     if plugin is not None and accelerator.num_processes > 1:
         # Accelerate itself keeps it on accelerators only; torch splits on a CPU as well.
