@@ -148,6 +148,7 @@ class TrainOptions:
         accumulate: batches that one optimiser step is split into, to save memory.
         precision: of the products: `bfloat16` (weights stay float32), `float32`, or `auto` (bfloat16 where
             the hardware multiplies it).
+        attention: `sdpa` (dense masks), `flex` (FlexAttention, compiled, on CUDA), or `auto` (flex on CUDA).
         optimizer: `muon` (matrices; norms by AdamW) or `adamw`.
         learning_rate: peak rate.
         warmup: share of the run with rising rate.
@@ -181,6 +182,7 @@ class TrainOptions:
     max_length: int = 1024
     accumulate: int = 1
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    attention: Literal["auto", "sdpa", "flex"] = "auto"
     optimizer: Literal["muon", "adamw"] = "muon"
     learning_rate: float = 2e-3
     warmup: float = 0.04
