@@ -21,6 +21,9 @@ from slipstream.model.drafter import Mask
 from slipstream.model.masks import per_layer
 from slipstream.train.masks import training_masks
 
+#: A window that hides nothing.
+_EVERYTHING = 1 << 30
+
 MaskMaker = Callable[[DraftConfig, Tensor, Tensor, int], tuple[Mask, ...]]
 """From a drafter's configuration, anchor_BA, start_BA and the padded row length to one mask per layer."""
 
@@ -53,7 +56,8 @@ def flex_masks(
         num_context: L, the padded row length.
     """
     slots, (rows, anchors), device = config.block_size, anchor_BA.shape, anchor_BA.device
-    # Looked up instead of computed from L, so that another length is no other program.
+    # Looked up instead of computed from L, window and causality, so that all lengths and layers are one
+    # program.
     slot_T = torch.arange(anchors * slots, device=device)
     block_T, offset_T = slot_T // slots, slot_T % slots
     context_L = torch.arange(num_context, device=device)
@@ -63,17 +67,16 @@ def flex_masks(
     start_BT = start_BA.repeat_interleave(slots, dim=1)
 
     def one(window: int | None, causal: bool) -> Mask:
+        reach = torch.tensor(_EVERYTHING if window is None else window, device=device)
+        ahead = torch.tensor(0 if causal else _EVERYTHING, device=device)
+
         def seen(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             place, offset, anchor = key_place_S[key], offset_T[query], anchor_BT[row, query]
             is_context = key_block_S[key] < 0
             context = is_context & (place >= start_BT[row, query]) & (place < anchor)
-            own = key_block_S[key] == block_T[query]
-            if causal:
-                own = own & (place <= offset)
-            if window is not None:
-                context = context & (anchor + offset - place < window)
-                own = own & ((offset - place).abs() < window)
-            return context | own
+            context = context & (anchor + offset - place < reach)
+            own = (key_block_S[key] == block_T[query]) & (place - offset <= ahead)
+            return context | (own & ((offset - place).abs() < reach))
 
         mask = create_block_mask(seen, rows, None, len(slot_T), len(key_block_S), device=str(device))
         return _Flex(mask)
@@ -97,4 +100,5 @@ class _Flex:
 
 @cache
 def _compiled() -> Any:
-    return torch.compile(flex_attention)
+    # Sizes differ from batch to batch; a program for each would soon be more than torch keeps.
+    return torch.compile(flex_attention, dynamic=True)
