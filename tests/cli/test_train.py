@@ -3,6 +3,9 @@ refusals.
 """
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -137,3 +140,16 @@ def test_wrong_usage_is_refused(target, tmp_path, capsys):
     ):
         assert run(arguments) != 0
         assert words in capsys.readouterr().err
+
+
+def test_accelerate_starts_a_run_with_split_weights(target, chats, tmp_path):
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--use_fsdp"]
+    launch += ["--fsdp_version", "2", "--main_process_port", "0", "-m", "slipstream", "train", "-t", target]
+    launch += ["--data", chats, "-o", str(tmp_path / "run"), *SETTINGS, "--json"]
+    done = subprocess.run(launch, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    figures = json.loads(done.stdout)  # of one process only
+    assert figures["steps"] == 4
+    assert figures["decoded"] >= 1
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 4
+    assert read_zlab(Path(figures["drafter"])).config.block_size == 4

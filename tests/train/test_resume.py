@@ -15,7 +15,7 @@ import torch
 from slipstream.core.errors import InputError, TrainingError
 from slipstream.model import Drafter
 from slipstream.train.batches import Batches
-from slipstream.train.checkpoint import LAST, new_run, restore, save
+from slipstream.train.checkpoint import LAST, new_run, place, restore, save
 from slipstream.train.loop import METRICS_NAME, train
 from slipstream.train.step import FrozenEnds
 from tests.train.killing import OPTIONS, ends, sitting, store_in
@@ -94,6 +94,17 @@ def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pyte
         save(run, tmp_path)
     assert (tmp_path / LAST).read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == [LAST]
+
+
+def test_what_the_optimisers_remember_moves_with_the_weights(tmp_path: Path) -> None:
+    store = store_in(tmp_path / "features")
+    for optimizer in ("muon", "adamw"):
+        options = replace(OPTIONS, max_steps=1, optimizer=optimizer)
+        run = new_run(Drafter(tiny_config()), options)
+        train(run, ends(), store, None, options, tmp_path / optimizer)
+        place(run, torch.device("meta"))
+        for state in (state for one in run.optimizers for state in one.state.values()):
+            assert all(v.device.type == "meta" for name, v in state.items() if name != "step")
 
 
 def test_checkpoints_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -42,12 +42,14 @@ def train(
         as_json: print the final figures as JSON.
     """
     from slipstream.cli.progress import TrainingBar
-    from slipstream.train.pipeline import Plan, train_drafter
+    from slipstream.train.pipeline import Plan, is_main_process, train_drafter
 
     most = chats if chats is not None else (Plan.chats if data is None else 0)
     plan = Plan(target, out, data, most, start, resume, force, drafter, synthesis, training, loading)
     with TrainingBar(sys.stderr) as bar:
         result = train_drafter(plan, say, bar.observe)
+    if not is_main_process():
+        return 0
     if as_json:
         print(json.dumps(asdict(result) | {"drafter": str(result.drafter)}))
         return 0

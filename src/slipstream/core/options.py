@@ -156,6 +156,7 @@ class TrainOptions:
         accumulate: batches that one optimiser step is split into, to save memory.
         precision: of the products: `bfloat16` (weights stay float32), `float32`, or `auto` (bfloat16 where
             the hardware multiplies it).
+        attention: `sdpa` (dense masks), `flex` (FlexAttention, compiled, on CUDA), or `auto` (flex on CUDA).
         optimizer: `muon` (matrices; norms by AdamW) or `adamw`.
         learning_rate: peak rate.
         warmup: share of the run with rising rate.
@@ -168,8 +169,8 @@ class TrainOptions:
         weighting: of the slots, `dpace` (by the drafter's own acceptance) or `decay` (paper).
         gamma: of the `decay` weighting.
         vocabulary: most frequent tokens scored besides each step's labels; 0 scores the whole vocabulary.
-        draft_vocabulary: most frequent tokens of the data, of which drafts are chosen when decoding; 0: of all.
-            The text stays the same; tokens that are left out are never drafted.
+        draft_vocabulary: most frequent tokens of the data, the only ones that are drafted; 0: all.
+            The text stays the same, and a draft costs less.
         average: decay of the running average of weights that is evaluated and saved; 0 takes the last
             weights.
         feature_noise: standard deviation of noise on features, relative to their own size per tap.
@@ -191,6 +192,7 @@ class TrainOptions:
     max_length: int = 1024
     accumulate: int = 1
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    attention: Literal["auto", "sdpa", "flex"] = "auto"
     optimizer: Literal["muon", "adamw"] = "muon"
     learning_rate: float = 2e-3
     warmup: float = 0.04

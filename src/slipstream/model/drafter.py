@@ -6,6 +6,8 @@ is no embedding and no head here; both are the target's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,6 +17,9 @@ from slipstream.model.rope import rope_angles, rotate
 
 #: Per layer (k_BGSC, v_BGSC): context keys, normed and rotated, and values.
 ContextKV = tuple[tuple[Tensor, Tensor], ...]
+#: What a layer's queries may see: a bool mask [B or 1, 1, T, S + T], or a function that attends to just that,
+#: from q_BHTC, k_BGSC and v_BGSC to out_BHTC.
+Mask = Tensor | Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class RMSNorm(nn.Module):
@@ -54,14 +59,17 @@ class Attention(nn.Module):
         return rotate(self.k_norm(k_BGLC), cos, sin), v_BGLC
 
     def forward(
-        self, x_BTD: Tensor, context: tuple[Tensor, Tensor], mask: Tensor, cos: Tensor, sin: Tensor
+        self, x_BTD: Tensor, context: tuple[Tensor, Tensor], mask: Mask, cos: Tensor, sin: Tensor
     ) -> Tensor:
-        """Attend from the block to [context | block] under a bool mask [B or 1, 1, T, S + T]."""
+        """Attend from the block to what the mask shows of [context | block]."""
         q_BHTC = rotate(self.q_norm(self._split(self.q_proj(x_BTD))), cos, sin)
         own_k, own_v = self.keys_values(x_BTD, cos, sin)
         k_BGSC = torch.cat([context[0], own_k], dim=2)
         v_BGSC = torch.cat([context[1], own_v], dim=2)
-        out_BHTC = _grouped_attention(q_BHTC, k_BGSC, v_BGSC, mask)
+        if isinstance(mask, Tensor):
+            out_BHTC = _grouped_attention(q_BHTC, k_BGSC, v_BGSC, mask)
+        else:
+            out_BHTC = mask(q_BHTC, k_BGSC, v_BGSC)
         out: Tensor = self.o_proj(out_BHTC.transpose(1, 2).flatten(2))
         return out
 
@@ -98,7 +106,7 @@ class DraftLayer(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self, x_BTD: Tensor, context: tuple[Tensor, Tensor], mask: Tensor, cos: Tensor, sin: Tensor
+        self, x_BTD: Tensor, context: tuple[Tensor, Tensor], mask: Mask, cos: Tensor, sin: Tensor
     ) -> Tensor:
         """Block states in, block states out; the context is read, never changed."""
         x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), context, mask, cos, sin)
@@ -141,7 +149,7 @@ class Drafter(nn.Module):
         return tuple(layer.self_attn.keys_values(context_BLD, cos, sin) for layer in self.layers)  # type: ignore[operator, union-attr]
 
     def forward(
-        self, x_BTD: Tensor, position_BT: Tensor, context: ContextKV, masks: tuple[Tensor, ...]
+        self, x_BTD: Tensor, position_BT: Tensor, context: ContextKV, masks: tuple[Mask, ...]
     ) -> Tensor:
         """One pass over blocks.
 
@@ -149,7 +157,7 @@ class Drafter(nn.Module):
             x_BTD: embeddings of [anchor, MASK, ...] from the target's input embedding.
             position_BT: absolute positions of the slots.
             context: from `context_kv`, or buffers of it whose invalid slots the masks hide.
-            masks: per layer a bool mask [B or 1, 1, T, S + T], True where a query may look.
+            masks: one per layer; a bool mask is True where a query may look.
 
         Returns:
             hidden_BTD after the final norm; slot k predicts the token AT slot k.

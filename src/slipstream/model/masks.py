@@ -7,11 +7,14 @@ layer's window, and a causal layer's query no later slot (DFlash, arXiv 2602.060
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from slipstream.model.config import DraftConfig
+
+Made = TypeVar("Made")
 
 
 def decode_masks(config: DraftConfig, length_B: Tensor, num_slots: int, num_block: int) -> tuple[Tensor, ...]:
@@ -37,7 +40,7 @@ def decode_masks(config: DraftConfig, length_B: Tensor, num_slots: int, num_bloc
     return per_layer(config, one)
 
 
-def per_layer(config: DraftConfig, make: Callable[[int | None, bool], Tensor]) -> tuple[Tensor, ...]:
+def per_layer(config: DraftConfig, make: Callable[[int | None, bool], Made]) -> tuple[Made, ...]:
     """`make(window, causal)` for every draft layer, called once for each kind of layer."""
     kinds = list(zip(config.windows, config.causal, strict=True))
     made = {kind: make(*kind) for kind in dict.fromkeys(kinds)}

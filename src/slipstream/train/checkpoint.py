@@ -50,23 +50,40 @@ def new_run(drafter: Drafter, options: TrainOptions) -> Run:
     return Run(drafter, average, _optimizers(drafter, options))
 
 
-def save(run: Run, folder: Path) -> None:
+def place(run: Run, device: torch.device) -> None:
+    """Move weights, average and what the optimisers remember of them to a device."""
+    run.drafter.to(device)
+    run.average.to(device)
+    for optimizer in run.optimizers:
+        for parameter, state in optimizer.state.items():
+            moved = {name: value for name, value in state.items() if value.shape == parameter.shape}
+            state.update({name: value.to(device) for name, value in moved.items()})
+
+
+def state_of(run: Run) -> dict[str, Any]:
+    """What `save` writes and `restore` reads; the tensors are the run's own."""
+    return {
+        "drafter": run.drafter.state_dict(),
+        "average": run.average.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
+        "step": run.step,
+        "seconds": run.seconds,
+        "best": run.best,
+    }
+
+
+def save(run: Run, folder: Path, state: Mapping[str, Any] | None = None) -> None:
     """Write the checkpoint that `restore` goes on from.
+
+    Args:
+        run: whole, unless its state is given.
+        folder: of the run.
+        state: of a run whose weights are split over processes, made whole.
 
     Raises:
         InputError: it cannot be written; the one before is still there.
     """
-    _write(
-        folder / LAST,
-        {
-            "drafter": run.drafter.state_dict(),
-            "average": run.average.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
-            "step": run.step,
-            "seconds": run.seconds,
-            "best": run.best,
-        },
-    )
+    _write(folder / LAST, state_of(run) if state is None else state)
 
 
 def restore(run: Run, folder: Path) -> bool:
@@ -109,7 +126,7 @@ def read_best(folder: Path) -> Mapping[str, Tensor] | None:
     return weights
 
 
-def _write(path: Path, state: dict[str, Any]) -> None:
+def _write(path: Path, state: Mapping[str, Any]) -> None:
     temporary = path.with_name(path.name + ".tmp")
     try:
         torch.save(state, temporary)

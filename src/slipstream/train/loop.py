@@ -6,35 +6,39 @@ documents; the loss is divided by the blocks of the whole step, so the number of
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
+from accelerate.utils import FullyShardedDataParallelPlugin, parse_flag_from_env
 from torch import Tensor
 
 from slipstream.core.errors import InputError, MissingExtraError, TrainingError
-from slipstream.core.files import replacing
 from slipstream.core.options import TrainOptions
 from slipstream.data.blocks import BlockBatch
 from slipstream.data.features import Features
 from slipstream.model import DraftConfig
 from slipstream.target.device import choose_dtype
+from slipstream.train import sharding
 from slipstream.train.batches import Batches
-from slipstream.train.checkpoint import Run, save, save_best
+from slipstream.train.checkpoint import Run, place, save, save_best, state_of
 from slipstream.train.evaluate import Forecast
+from slipstream.train.metrics import METRICS_NAME, drop_later_metrics, log_step
 from slipstream.train.step import BlockLoss, FrozenEnds
 
-METRICS_NAME = "metrics.jsonl"
 _RECENT = 50
+#: How long processes wait for the main one, which may write chats and features for hours. A process that has
+#: died is noticed by what launched it.
+_PATIENCE = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,8 @@ def train(
         options: loss, schedule and batch settings.
         folder: receives checkpoints and metrics.
         observe: is told of every step.
-        accelerator: of a run on several processes; None makes one for this process.
+        accelerator: of a run on several processes; None makes one for this process. With FSDP the run's
+            weights are split until training ends; then they are whole on every process.
 
     Returns:
         The last forecast.
@@ -99,7 +104,8 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     loop = _Loop(run, ends, store, options, accelerator or accelerator_for(options, folder))
     _open_tracker(loop.accelerator, options)
-    _drop_later_metrics(folder / METRICS_NAME, run.step)
+    if loop.main:
+        drop_later_metrics(folder / METRICS_NAME, run.step)
     forecast = None
     begun, read = time.perf_counter(), 0
     share = loop.share()
@@ -110,18 +116,15 @@ def train(
         read += tokens
         run.recent = [*run.recent[1 - _RECENT :], acceptance]
         share = loop.share()  # asked by all processes, as they agree on it
-        now = None
-        if loop.main:
-            due = run.step % options.evaluate_every == 0 or share >= 1
-            now = _evaluated(run, evaluation, folder) if evaluation and due else None
-            forecast = now or forecast
-            loop.record(folder, loss, acceptance, now, share >= 1)
+        due = run.step % options.evaluate_every == 0 or share >= 1
+        now = loop.evaluated(evaluation, folder) if evaluation and due else None
+        forecast = now or forecast
+        loop.record(folder, loss, acceptance, now, share >= 1)
         if observe is not None:
             left = max(0.0, run.seconds * (1 - share) / share) if share > 0 else math.inf
             rate = read / (time.perf_counter() - begun)
             observe(Progress(run.step, share, loss, recent_mean(run), rate, left, now))
-    loop.accelerator.wait_for_everyone()
-    loop.accelerator.end_training()
+    loop.finish()
     if forecast is None and evaluation and loop.main:
         forecast = evaluation(run)
     return forecast
@@ -130,14 +133,33 @@ def train(
 def accelerator_for(options: TrainOptions, folder: Path | None = None, **arguments: Any) -> Accelerator:
     """Accelerate with the options' precision: products in bf16 where that is asked for or pays, weights in
     fp32.
+
+    Args:
+        options: precision and tracker.
+        folder: for files of the tracker.
+        **arguments: passed on to Accelerate.
+
+    Raises:
+        InputError: FSDP is asked for with settings that training does not follow.
     """
-    half = choose_dtype(options.precision, PartialState().device) == torch.bfloat16
+    # Accelerate looks for processes on a CPU only where it is told to.
+    asked = arguments.pop("cpu", False) or parse_flag_from_env("ACCELERATE_USE_CPU")
+    cpu = asked or not torch.accelerator.is_available()
+    half = choose_dtype(options.precision, PartialState(cpu, timeout=_PATIENCE).device) == torch.bfloat16
     # The state is the process's; a second run in one process may want another precision.
     AcceleratorState._reset_state()
     tracker = None if options.tracker == "none" else options.tracker
-    return Accelerator(
-        mixed_precision="bf16" if half else "no", log_with=tracker, project_dir=folder, **arguments
+    plugin = FullyShardedDataParallelPlugin() if parse_flag_from_env("ACCELERATE_USE_FSDP") else None
+    if plugin is not None:
+        sharding.check_plugin(plugin)
+    precision = "bf16" if half else "no"
+    accelerator = Accelerator(
+        cpu=cpu, mixed_precision=precision, log_with=tracker, project_dir=folder, **arguments
     )
+    if plugin is not None and accelerator.num_processes > 1:
+        # Accelerate itself keeps it on accelerators only; torch splits on a CPU as well.
+        accelerator.state.fsdp_plugin = plugin
+    return accelerator
 
 
 def _open_tracker(accelerator: Accelerator, options: TrainOptions) -> None:
@@ -196,10 +218,16 @@ class _Loop:
         frequent = _frequent_tokens(store, run.drafter.config.vocab_size, options.vocabulary)
         device = accelerator.device
         ends = FrozenEnds(ends.embed, ends.output_VD.to(device))
-        run.drafter.to(device)
-        run.average.to(device)
+        place(run, device)
         frequent = frequent if frequent is None else frequent.to(device)
-        self._module = accelerator.prepare_model(BlockLoss(run.drafter, ends, options, frequent))
+        module = BlockLoss(run.drafter, ends, options, frequent)
+        plugin = getattr(accelerator.state, "fsdp_plugin", None)
+        self._split = plugin is not None
+        if plugin is None:
+            self._module: torch.nn.Module = accelerator.prepare_model(module)
+        else:
+            self._module = module
+            sharding.split(run, module, accelerator, plugin)
 
     def share(self) -> float:
         """How much of the run is done, by time or by steps; the same on all processes."""
@@ -224,17 +252,10 @@ class _Loop:
         # Gradients are averaged over processes; dividing by the mean number of blocks makes that the step's
         # mean.
         mean_blocks = _reduced(accelerator, blocks) / accelerator.num_processes
-        for place, (part, batch) in enumerate(zip(mine, batches, strict=True)):
-            last = place + 1 == len(batches)
-            with _maybe_unsynchronised(accelerator, self._module, last):
-                if batch is None:
-                    self._nothing().backward()
-                    continue
-                with accelerator.autocast():
-                    result = self._module(batch.to(accelerator.device), self._batches.noise(run.step, part))
-                accelerator.backward(result.loss / mean_blocks)
-            lengths = result.acceptance_BA[result.real_BA].float()
-            counts += torch.stack([result.loss.detach(), lengths.sum(), lengths.new_tensor(len(lengths))])
+        for number, (part, batch) in enumerate(zip(mine, batches, strict=True)):
+            if batch is not None or accelerator.num_processes > 1:
+                last = number + 1 == len(batches)
+                counts += self._pass(batch, part, parts, mean_blocks, last)
         loss, lengths_sum, number = _reduced(accelerator, counts).tolist()  # host: once a step
         if not math.isfinite(loss):
             raise TrainingError(
@@ -254,15 +275,59 @@ class _Loop:
         tokens = sum(self._batches.lengths(run.step - 1))
         return loss / max(number, 1), lengths_sum / max(number, 1), tokens
 
+    def _pass(
+        self, batch: BlockBatch | None, part: int, parts: int, mean_blocks: Tensor, last: bool
+    ) -> Tensor:
+        """Forward and backward of one batch; its summed loss, accepted tokens and blocks."""
+        accelerator, step = self.accelerator, self._run.step
+        # Processes exchange weights or gradients in every pass, so one with nothing to do passes a batch of
+        # another for nothing.
+        real = batch is not None
+        batch = self._batches.batch(step, 0, parts) if batch is None else batch
+        assert batch is not None
+        # Whole gradients are exchanged with the last batch only; split ones with every one, to save memory.
+        quiet = not last and not self._split
+        with accelerator.no_sync(self._module) if quiet else nullcontext():
+            with accelerator.autocast():
+                result = self._module(batch.to(accelerator.device), self._batches.noise(step, part))
+            accelerator.backward(result.loss * float(real) / mean_blocks)
+        lengths = result.acceptance_BA[result.real_BA].float()
+        counts = torch.stack([result.loss.detach(), lengths.sum(), lengths.new_tensor(len(lengths))])
+        return counts * float(real)
+
     def record(
         self, folder: Path, loss: float, acceptance: float, forecast: Forecast | None, over: bool
     ) -> None:
         """Metrics of the last step, and now and then a checkpoint."""
         run = self._run
-        _log(folder / METRICS_NAME, run, loss, acceptance, forecast)
-        self.accelerator.log(_figures(loss, acceptance, forecast), step=run.step)
+        if self.main:
+            log_step(folder / METRICS_NAME, run, loss, acceptance, forecast)
+            self.accelerator.log(_figures(loss, acceptance, forecast), step=run.step)
         if run.step % self._options.save_every == 0 or over:
-            save(run, folder)
+            state = sharding.gathered(state_of(run), keep=self.main) if self._split else None
+            if self.main:
+                save(run, folder, state)
+
+    def evaluated(self, evaluation: Evaluation, folder: Path) -> Forecast | None:
+        """The main process evaluates the averaged weights and keeps them if they are the best so far."""
+        run = self._run
+        if self._split:
+            whole = sharding.whole_drafter(run.average, self.accelerator.device, keep=self.main)
+            run = run if whole is None else replace(run, average=whole)
+        if not self.main:
+            return None
+        forecast = evaluation(run)
+        if forecast.acceptance_length > run.best:
+            self._run.best = run.best = forecast.acceptance_length
+            save_best(run, folder)
+        return forecast
+
+    def finish(self) -> None:
+        """Leave a whole run behind."""
+        if self._split:
+            sharding.join(self._run)
+        self.accelerator.wait_for_everyone()
+        self.accelerator.end_training()
 
     def _drawn(self, step: int, mine: range, parts: int) -> list[BlockBatch | None]:
         """The step's batches, drawn while the step before was computed where there was one."""
@@ -275,17 +340,6 @@ class _Loop:
         if self._drawer is not None:
             self._ahead = self._drawer.submit(draw, step + 1)
         return batches
-
-    def _nothing(self) -> Tensor:
-        """A loss of zero that touches every parameter, for a process whose share of a step is empty."""
-        return sum(
-            (p.sum() * 0 for p in self._module.parameters()), torch.zeros((), device=self.accelerator.device)
-        )
-
-
-def _maybe_unsynchronised(accelerator: Accelerator, module: torch.nn.Module, last: bool) -> Any:
-    """Gradients are exchanged with the last accumulated batch only."""
-    return nullcontext() if last else accelerator.no_sync(module)
 
 
 def _reduced(accelerator: Accelerator, values: Tensor) -> Tensor:
@@ -325,40 +379,3 @@ def _check_features(config: DraftConfig, store: Features) -> None:
             f"features hold layers {list(index.target_layer_ids)} of width {index.width}, but the drafter "
             f"reads layers {list(config.target_layer_ids)} of width {config.target_width}"
         )
-
-
-def _evaluated(run: Run, evaluation: Evaluation, folder: Path) -> Forecast:
-    """Evaluate the averaged weights; keep them if they are the best so far."""
-    forecast = evaluation(run)
-    if forecast.acceptance_length > run.best:
-        run.best = forecast.acceptance_length
-        save_best(run, folder)
-    return forecast
-
-
-def _log(path: Path, run: Run, loss: float, acceptance: float, forecast: Forecast | None) -> None:
-    """One JSON line per step."""
-    entry: dict[str, Any] = {"step": run.step, "seconds": round(run.seconds, 3), "loss": loss}
-    entry["acceptance_length"] = acceptance
-    if forecast is not None:
-        entry["held_out"] = asdict(forecast)
-    try:
-        with path.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; the last checkpoint is whole") from error
-
-
-def _drop_later_metrics(path: Path, step: int) -> None:
-    """Remove lines of steps that will be done again, and a last line that was cut off."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line)
-        except (ValueError, KeyError):
-            continue
-    with replacing(path, force=True) as file:
-        file.writelines(line + "\n" for line in kept)

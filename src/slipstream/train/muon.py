@@ -7,7 +7,9 @@ the small Gram matrix, which for a wide matrix costs a fraction of running them 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -58,8 +60,26 @@ def _through_gram(wide: Tensor, steps: int) -> Tensor:
     return total @ wide
 
 
+class Exchange(Protocol):
+    """Whole matrices for work that parts cannot do, where parameters are split over processes."""
+
+    @property
+    def processes(self) -> int:
+        """Matrices that are worked on at once."""
+
+    def __call__(self, parts: list[Tensor], work: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """Results of `work` on the whole matrices, split as the parts are."""
+
+
 class Muon(torch.optim.Optimizer):
-    """Muon with Nesterov momentum and decoupled weight decay, for 2-D parameters only."""
+    """Muon with Nesterov momentum and decoupled weight decay, for 2-D parameters only.
+
+    Attributes:
+        exchange: set where parameters are split over processes, each of which then orthogonalises every
+            so-manieth matrix.
+    """
+
+    exchange: Exchange | None = None
 
     def __init__(
         self,
@@ -78,16 +98,31 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
+        work = partial(orthogonalise, low_precision=self._low_precision)
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                buffer = state.setdefault("momentum", torch.zeros_like(parameter))
-                buffer.lerp_(parameter.grad, 1 - group["momentum"])
-                update = parameter.grad.lerp(buffer, group["momentum"])
-                scale = 0.2 * max(parameter.shape) ** 0.5
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(
-                    orthogonalise(update, low_precision=self._low_precision), alpha=-group["lr"] * scale
-                )
+            due = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if self.exchange is None:
+                for parameter in due:
+                    self._apply(parameter, work(self._update(parameter, group)), group)
+                continue
+            # Matrices of about one size together, so that no process waits for another.
+            due.sort(key=Tensor.numel)
+            for start in range(0, len(due), self.exchange.processes):
+                together = due[start : start + self.exchange.processes]
+                updates = [self._update(parameter, group) for parameter in together]
+                for parameter, direction in zip(together, self.exchange(updates, work), strict=True):
+                    self._apply(parameter, direction, group)
+
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+        """The gradient with Nesterov momentum."""
+        assert parameter.grad is not None
+        buffer = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+        buffer.lerp_(parameter.grad, 1 - group["momentum"])
+        update: Tensor = parameter.grad.lerp(buffer, group["momentum"])
+        return update
+
+    def _apply(self, parameter: Tensor, direction: Tensor, group: dict[str, Any]) -> None:
+        """Decay, then move against a direction."""
+        scale = 0.2 * max(parameter.shape) ** 0.5
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.add_(direction, alpha=-group["lr"] * scale)

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
 from slipstream.core.errors import InputError
@@ -36,8 +38,9 @@ from slipstream.train.card import card, draw_curve
 from slipstream.train.checkpoint import Run, new_run, read_best, restore
 from slipstream.train.evaluate import Forecast, decoded_acceptance, evaluate
 from slipstream.train.folder import RunFolder
-from slipstream.train.loop import METRICS_NAME, Observer, train
+from slipstream.train.loop import METRICS_NAME, Evaluation, Observer, accelerator_for, train
 from slipstream.train.prepare import fresh_drafter, frozen_ends
+from slipstream.train.step import FrozenEnds
 
 _BLOCK_SIZE = 8
 _HELD_OUT_SHARE = 0.05
@@ -103,36 +106,47 @@ class Result:
 
 
 def train_drafter(plan: Plan, report: Report = print, observe: Observer | None = None) -> Result:
-    """Run all steps.
+    """Run all steps, on every process that Accelerate has started.
+
+    The main process writes chats, features on disk and the drafter; the others read and train with it.
 
     Args:
         plan: what to make.
         report: gets lines about the steps.
         observe: is told of every training step.
 
+    Returns:
+        What came of it; on processes other than the main one without held-out figures.
+
     Raises:
         InputError: no chats, or a run in the folder that belongs to another plan.
         TrainingError: the loss is not a number.
     """
     begun = time.perf_counter()
+    accelerator = accelerator_for(plan.training, plan.out)
+    main = accelerator.is_main_process
     folder = RunFolder(plan.out)
-    folder.open(_asked(plan), plan.resume, plan.force)
+    if main:
+        folder.open(_asked(plan), plan.resume, plan.force)
+    else:
+        report, observe = _silent, None
     target = load_target(plan.target, plan.loading, report)
     # Before hours of writing, not after.
     drafter = None if plan.start is None else _started(plan.start, target, plan.drafter)
-    chats = _chats(plan, folder, target, report)
+    with accelerator.main_process_first():
+        chats = _chats(plan, folder, target, report)
+        config = _config(target, plan.drafter) if drafter is None else drafter.config
+        held = held_out_numbers(len(chats))
+        parts = [chat for n, chat in enumerate(chats) if n not in held], [chats[n] for n in sorted(held)]
+        store = _features(plan, target, parts[0], config.target_layer_ids, folder.features, report)
+        held_out = None
+        if held:
+            # On disk in any case: they are few, and every evaluation reads them.
+            held_out = _stored(plan, target, parts[1], config.target_layer_ids, folder.held_out, report)
     # Packed weights are for decoding only; training copies layers and needs them as they are.
     plain = target
     if is_packed(target.model):
         plain = load_target(plan.target, replace(plan.loading, pack=False), report)
-    config = _config(target, plan.drafter) if drafter is None else drafter.config
-    held = held_out_numbers(len(chats))
-    parts = [chat for n, chat in enumerate(chats) if n not in held], [chats[n] for n in sorted(held)]
-    store = _features(plan, target, parts[0], config.target_layer_ids, folder.features, report)
-    held_out = None
-    if held:
-        # On disk in any case: they are few, and every evaluation reads them.
-        held_out = _stored(plan, target, parts[1], config.target_layer_ids, folder.held_out, report)
     if drafter is None:
         drafter, copied = fresh_drafter(config, plain, store, plan.training)
         report(f"the drafter starts from {'late layers of the target' if copied else 'random weights'}")
@@ -140,25 +154,52 @@ def train_drafter(plan: Plan, report: Report = print, observe: Observer | None =
     if restore(run, folder.path):
         report(f"continuing at step {run.step}")
     run.average.draft_vocabulary = _draft_vocabulary(store, config.vocab_size, plan.training.draft_vocabulary)
-    options = _within(plan.training, time.perf_counter() - begun)
+    options = _within(plan.training, _of_main(time.perf_counter() - begun))
     ends = frozen_ends(plain)
     evaluation = None
     if held_out is not None:
-        store_held, prompts = held_out, parts[1][: options.decode_prompts]
-
-        def evaluation(run: Run) -> Forecast:
-            forecast = evaluate(run.average, ends, store_held)
-            decoded = decoded_acceptance(target, run.average, prompts) if prompts else None
-            return replace(forecast, decoded=decoded)
-
-    forecast = train(run, ends, store, evaluation, options, folder.path, observe)
+        evaluation = _evaluation(target, ends, held_out, parts[1][: options.decode_prompts])
+    forecast = train(run, ends, store, evaluation, options, folder.path, observe, accelerator)
+    if not main:
+        return _result(run, None, folder, len(chats), store)
     forecast = _take_best(run, forecast, evaluation, folder)
     result = _result(run, forecast, folder, len(chats), store)
-    write_zlab(run.average, folder.drafter, force=True)
-    draw_curve(folder.path / METRICS_NAME, folder.path / "curve.png")
-    text = card(folder.record(), result, target.info.name, run.average.config)
-    (folder.drafter / "README.md").write_text(text, encoding="utf-8")
+    _write(run.average, result, folder, target.info.name)
     return result
+
+
+def is_main_process() -> bool:
+    """Whether this process is the one that writes files and tells the user."""
+    return bool(PartialState().is_main_process)
+
+
+def _evaluation(target: Target, ends: FrozenEnds, store: Features, prompts: list[Chat]) -> Evaluation:
+    """Held-out figures: teacher-forced, and by decoding where there are prompts."""
+
+    def evaluation(run: Run) -> Forecast:
+        forecast = evaluate(run.average, ends, store)
+        decoded = decoded_acceptance(target, run.average, prompts) if prompts else None
+        return replace(forecast, decoded=decoded)
+
+    return evaluation
+
+
+def _write(drafter: Drafter, result: Result, folder: RunFolder, target: str) -> None:
+    """Leave the drafter with its card, and the curve."""
+    write_zlab(drafter, folder.drafter, force=True)
+    draw_curve(folder.path / METRICS_NAME, folder.path / "curve.png")
+    text = card(folder.record(), result, target, drafter.config)
+    (folder.drafter / "README.md").write_text(text, encoding="utf-8")
+
+
+def _silent(line: str) -> None:
+    """Reports of all processes but one."""
+
+
+def _of_main(seconds: float) -> float:
+    """The main process's clock, so that all processes stop at the same step."""
+    shared: list[float] = broadcast_object_list([seconds])
+    return shared[0]
 
 
 def _features(
@@ -278,7 +319,7 @@ def _within(options: TrainOptions, used_s: float) -> TrainOptions:
 
 
 def _take_best(
-    run: Run, forecast: Forecast | None, evaluation: Callable[[Run], Forecast] | None, folder: RunFolder
+    run: Run, forecast: Forecast | None, evaluation: Evaluation | None, folder: RunFolder
 ) -> Forecast | None:
     """Put the best weights back where the last ones fell behind."""
     if forecast is None or evaluation is None or forecast.acceptance_length >= run.best:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from slipstream.core.options import TrainOptions
 from slipstream.data.blocks import BlockBatch
 from slipstream.model import Drafter
+from slipstream.train.flex import MaskMaker, mask_maker
 from slipstream.train.losses import (
     SlotScores,
     accepted_lengths,
@@ -43,9 +44,8 @@ class FrozenEnds:
     output_VD: Tensor
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """Loss to differentiate, and what it says about acceptance.
+class StepResult(NamedTuple):
+    """Loss to differentiate, and what it says about acceptance; a tuple, so that FSDP finds the tensors.
 
     Attributes:
         loss: scalar, summed over the blocks of the batch.
@@ -74,6 +74,7 @@ class BlockLoss(nn.Module):
         super().__init__()
         self.drafter = drafter
         self._ends, self._options, self._frequent = ends, options, frequent
+        self._masks = mask_maker(options.attention, ends.output_VD.device)
 
     def forward(self, batch: BlockBatch, generator: torch.Generator | None = None) -> StepResult:
         """Summed loss of one batch.
@@ -84,14 +85,20 @@ class BlockLoss(nn.Module):
         """
         options, width = self._options, self.drafter.config.target_width
         features_BLE = _noisy(batch.features_BLE.float(), options.feature_noise, width, generator)
-        hidden_BAKD = block_hidden(self.drafter, self._ends, batch, features_BLE)
+        hidden_BAKD = block_hidden(self.drafter, self._ends, batch, features_BLE, self._masks)
         head = _Head(self.drafter, self._ends.output_VD, batch, self._frequent)
         total, lengths_N = _ChunkedLoss.apply(hidden_BAKD.flatten(0, 1), head, options)
         rows, anchors = batch.anchor_BA.shape
         return StepResult(total, lengths_N.unflatten(0, (rows, anchors)), batch.labelled_BAK[..., 0])
 
 
-def block_hidden(drafter: Drafter, ends: FrozenEnds, batch: BlockBatch, features_BLE: Tensor) -> Tensor:
+def block_hidden(
+    drafter: Drafter,
+    ends: FrozenEnds,
+    batch: BlockBatch,
+    features_BLE: Tensor,
+    make_masks: MaskMaker = training_masks,
+) -> Tensor:
     """Run every block of a batch; hidden states of the draft slots, shape [B, A, K, D]."""
     config, device = drafter.config, features_BLE.device
     rows, anchors = batch.anchor_BA.shape
@@ -99,7 +106,7 @@ def block_hidden(drafter: Drafter, ends: FrozenEnds, batch: BlockBatch, features
     ids_BAT[..., 1:] = config.mask_token_id
     position_BAT = batch.anchor_BA[..., None] + torch.arange(config.block_size, device=device)
     position_BL = torch.arange(features_BLE.shape[1], device=device).expand(rows, -1)
-    masks = training_masks(config, batch.anchor_BA, batch.start_BA, features_BLE.shape[1])
+    masks = make_masks(config, batch.anchor_BA, batch.start_BA, features_BLE.shape[1])
     context = drafter.context_kv(features_BLE, position_BL)
     with torch.no_grad():
         x_BTD = ends.embed(ids_BAT.flatten(1)).to(features_BLE.dtype)
