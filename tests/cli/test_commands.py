@@ -18,6 +18,8 @@ FIELDS = [
     "rounds",
     "acceptance_length",
     "accepted_per_position",
+    "drafts_mean",
+    "parked",
     "ttft_s",
     "decode_s",
     "tokens_per_s",

@@ -104,9 +104,9 @@ def test_windows_and_sinks_matter_in_these_models(target: Target) -> None:
     cache = target.new_cache(1, 20)
     length_B = torch.tensor([20])
     narrow = target.prefill(ids_BL, length_B, cache).logits_BV
-    saved, target._windows = target._windows, full
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for owner in (target, target._lean):
+            if owner is not None:
+                patch.setattr(owner, "_windows", full)
         wide = target.prefill(ids_BL, length_B, cache).logits_BV
-    finally:
-        target._windows = saved
     assert float((narrow - wide).abs().max()) > 1e-3

@@ -63,7 +63,7 @@ def test_unknown_families_and_hooked_projections_run_their_own_modules():
     for family in ("gpt2", "gemma3", "phi3", "qwen3_moe"):
         model = build(family)
         config = model.config.get_text_config(decoder=True)
-        assert lean_decoder(model.get_decoder(), config, 32) is None
+        assert lean_decoder(model.get_decoder(), config, 32, {"": None}) is None
     model = build("llama")
     model.model.layers[1].mlp.up_proj.register_forward_hook(lambda *_: None)
-    assert lean_decoder(model.model, model.config, 32) is None
+    assert lean_decoder(model.model, model.config, 32, {"": None}) is None

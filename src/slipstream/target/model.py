@@ -5,7 +5,6 @@ Not a generation loop: sampling, acceptance and stopping live in `decode`.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from slipstream.target.cache import TargetCache
 from slipstream.target.family import TargetInfo, check_config, check_modules, describe, layer_windows
 from slipstream.target.lean import FEW, lean_decoder
 from slipstream.target.masks import pass_masks
+from slipstream.target.modules import cache_argument, decoder_layers, output_embedding, row_count
 from slipstream.target.taps import Taps
 
 
@@ -78,11 +78,11 @@ class Target:
         self.tokenizer = tokenizer
         self.decoder: nn.Module = model.get_decoder()
         check_modules(config, self.decoder)
-        self._cache_argument = _cache_argument(self.decoder, config.model_type)
-        self.layers = _decoder_layers(self.decoder, config.num_hidden_layers)
+        self._cache_argument = cache_argument(self.decoder, config.model_type)
+        self.layers = decoder_layers(self.decoder, config.num_hidden_layers)
         self._embedding: nn.Module = model.get_input_embeddings()
-        self._unembedding: nn.Module = _output_embedding(model)
-        rows = _rows(self._embedding, "num_embeddings"), _rows(self._unembedding, "out_features")
+        self._unembedding: nn.Module = output_embedding(model)
+        rows = row_count(self._embedding, "num_embeddings"), row_count(self._unembedding, "out_features")
         self.info: TargetInfo = describe(name, config, rows, _eos_token_ids(model, tokenizer))
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
@@ -357,29 +357,6 @@ def target_from_model(
     return target
 
 
-def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
-    for child in decoder.children():
-        if isinstance(child, nn.ModuleList) and len(child) == count:
-            return child
-    raise TargetError(f"no list of {count} decoder layers found in {type(decoder).__name__}")
-
-
-def _output_embedding(model: PreTrainedModel) -> nn.Module:
-    module: nn.Module | None = model.get_output_embeddings()
-    if module is None:
-        raise TargetError(
-            f"{type(model).__name__} has no output embedding, so it is not a causal language model"
-        )
-    return module
-
-
-def _rows(embedding: nn.Module, attribute: str) -> int:
-    rows = getattr(embedding, attribute, None)
-    if not isinstance(rows, int):
-        raise TargetError(f"the vocabulary of a {type(embedding).__name__} cannot be read")
-    return rows
-
-
 def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
     generation = getattr(model, "generation_config", None)
     ids: set[int] = set()
@@ -388,16 +365,3 @@ def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | 
         if found is not None:
             ids.update(found if isinstance(found, list | tuple) else [found])
     return tuple(sorted(ids))
-
-
-def _cache_argument(decoder: nn.Module, model_type: str) -> str:
-    """Name of the decoder's cache argument: `cache` since transformers 5.2x, `past_key_values` before."""
-    parameters = inspect.signature(decoder.forward).parameters
-    if "position_ids" not in parameters:
-        raise TargetError(
-            f"the target ({model_type}) takes no explicit positions, so its rows cannot be verified in blocks"
-        )
-    for name in ("cache", "past_key_values"):
-        if name in parameters:
-            return name
-    raise TargetError(f"the target ({model_type}) takes no cache of keys and values")

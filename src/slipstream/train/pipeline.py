@@ -143,10 +143,7 @@ def train_drafter(plan: Plan, report: Report = print, observe: Observer | None =
         if held:
             # On disk in any case: they are few, and every evaluation reads them.
             held_out = _stored(plan, target, parts[1], config.target_layer_ids, folder.held_out, report)
-    # Packed weights are for decoding only; training copies layers and needs them as they are.
-    plain = target
-    if is_packed(target.model):
-        plain = load_target(plan.target, replace(plan.loading, pack=False), report)
+    plain = _plain(plan, target, report)
     if drafter is None:
         drafter, copied = fresh_drafter(config, plain, store, plan.training)
         report(f"the drafter starts from {'late layers of the target' if copied else 'random weights'}")
@@ -166,6 +163,13 @@ def train_drafter(plan: Plan, report: Report = print, observe: Observer | None =
     result = _result(run, forecast, folder, len(chats), store)
     _write(run.average, result, folder, target.info.name)
     return result
+
+
+def _plain(plan: Plan, target: Target, report: Report) -> Target:
+    """The target as training needs it: it copies layers, and packed weights are for decoding only."""
+    if not is_packed(target.model):
+        return target
+    return load_target(plan.target, replace(plan.loading, pack=False), report)
 
 
 def is_main_process() -> bool:
