@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen3Config
 
-from slipstream.core.options import SamplingOptions
+from slipstream.core.options import EngineOptions, SamplingOptions
 from slipstream.core.records import Request
 from slipstream.decode import DraftProposer, Engine
 from slipstream.formats import read_zlab, write_zlab
@@ -95,7 +95,7 @@ def test_tokens_and_acceptance_agree(
 
     target = make_target(family)
     ours, theirs = make_pair(target, kind, block, tmp_path / "d")
-    engine = Engine(target, DraftProposer(target, ours))
+    engine = Engine(target, DraftProposer(target, ours), EngineOptions(drafts="max"))
     accepted = 0
     for prompt in ([3, 1, 0, 1, 2], [2], [0, 2, 1, 3, 3, 1]):
         with torch.no_grad():

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from slipstream.core.errors import InputError
-from slipstream.core.options import SamplingOptions, TrainOptions
+from slipstream.core.options import EngineOptions, SamplingOptions, TrainOptions
 from slipstream.core.records import Completion, Request
 from slipstream.data.chats import Chat
 from slipstream.data.extract import extract_features
@@ -115,7 +115,7 @@ def test_twenty_chats_are_learnt_by_heart(
     after = evaluate(run.average, ends, store).acceptance_length
     assert before < 1.5
     assert after > 0.8 * BLOCK
-    engine = Engine(target, DraftProposer(target, run.average.eval()))
+    engine = Engine(target, DraftProposer(target, run.average.eval()), EngineOptions(drafts="max"))
     drafted = engine.generate(requests)
     assert [c.token_ids for c in drafted] == [c.token_ids for c in spoken]
     emitted = sum(c.emitted_in_rounds for c in drafted)
