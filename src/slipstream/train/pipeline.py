@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
@@ -150,7 +151,9 @@ def train_drafter(plan: Plan, report: Report = print, observe: Observer | None =
     run = new_run(drafter, plan.training)
     if restore(run, folder.path):
         report(f"continuing at step {run.step}")
-    run.average.draft_vocabulary = _draft_vocabulary(store, config.vocab_size, plan.training.draft_vocabulary)
+    run.average.draft_vocabulary = _draft_vocabulary(
+        store, config.vocab_size, plan.training.draft_vocabulary, drafter.draft_vocabulary
+    )
     options = _within(plan.training, _of_main(time.perf_counter() - begun))
     ends = frozen_ends(plain)
     evaluation = None
@@ -306,11 +309,18 @@ def _config(target: Target, options: DrafterOptions) -> DraftConfig:
     )
 
 
-def _draft_vocabulary(store: Features, vocab_size: int, count: int) -> Tensor | None:
-    """The commonest tokens of the data, ascending; None where most would be drafted anyway."""
+def _draft_vocabulary(store: Features, vocab_size: int, count: int, before: Tensor | None) -> Tensor | None:
+    """The commonest tokens of the data, ascending; None where all are drafted.
+
+    Data that shows fewer different tokens says nothing of the others: then what the drafter to begin from
+    drafts stays, and what the data shows is added; where it drafts from all, so does the new one.
+    """
+    counts = store.token_counts(vocab_size)
     if count == 0 or count * 2 > vocab_size:
         return None
-    return store.token_counts(vocab_size).topk(count).indices.sort().values
+    if int((counts > 0).sum()) < count:
+        return None if before is None else torch.cat([before, counts.nonzero()[:, 0]]).unique()
+    return counts.topk(count).indices.sort().values
 
 
 def _within(options: TrainOptions, used_s: float) -> TrainOptions:
