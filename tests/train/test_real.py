@@ -61,25 +61,28 @@ THINGS = [
     "boot",
 ]
 
+KINDS = ["short", "friendly", "funny", "sober"]
+
 
 def test_acceptance_on_a_narrow_domain_rises(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(
         "".join(
-            json.dumps({"prompt": f"Write a short product description for a {thing}."}) + "\n"
+            json.dumps({"prompt": f"Write a {kind} product description for a {thing}."}) + "\n"
             for thing in THINGS
+            for kind in KINDS
         )
     )
     target = load_target("smollm2")
-    engine = Engine(target, None, EngineOptions(max_rows=len(THINGS)))
+    engine = Engine(target, None, EngineOptions(max_rows=64))
     writing = SynthesisOptions(answer_tokens=80, greedy_share=1.0)
     make_chats(target, engine, ChatPlan(0, str(prompts), options=writing), tmp_path / "all.jsonl")
     lines = (tmp_path / "all.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "train.jsonl").write_text("".join(lines[:-8]))
-    (tmp_path / "unseen.jsonl").write_text("".join(lines[-8:]))
+    (tmp_path / "train.jsonl").write_text("".join(lines[:-16]))
+    (tmp_path / "unseen.jsonl").write_text("".join(lines[-16:]))
     unseen = read_chats(tmp_path / "unseen.jsonl", None).chats
     bundled = Path(__file__).parents[2] / "src/slipstream/drafters/smollm2"
-    options = TrainOptions(max_steps=60, documents=8, decode_prompts=0, learning_rate=2e-3)
+    options = TrainOptions(max_steps=60, documents=12, decode_prompts=0, learning_rate=2e-3)
     plan = Plan("smollm2", tmp_path / "run", str(tmp_path / "train.jsonl"), 0, bundled, training=options)
     result = train_drafter(plan, lambda line: None)
     before = decoded_acceptance(target, read_zlab(bundled), unseen)
