@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 
-from slipstream import SamplingOptions, TargetOptions, load
+from slipstream import EngineOptions, SamplingOptions, TargetOptions, load
 from slipstream.api import Session
 from slipstream.core.records import Request
 from slipstream.decode import DraftProposer, Engine
@@ -70,8 +70,6 @@ def _pass(target: Target, tokens: int, context: int) -> Callable[[], object]:
 def _round(session: Session, drafts: int, context: int) -> Callable[[], object]:
     """A whole round of one request, host work included."""
     assert session.drafter is not None
-    from slipstream import EngineOptions
-
     options = EngineOptions(drafts=drafts)
     engine = Engine(session.target, DraftProposer(session.target, session.drafter), options)
     rows: list[Rows] = []

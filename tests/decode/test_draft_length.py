@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,8 @@ from slipstream.core.records import Request
 from slipstream.decode import DraftProposer, Engine
 from slipstream.decode.draft_length import DraftLength
 from slipstream.decode.plain import plain_decode
-from slipstream.model import DraftConfig, Drafter
+from slipstream.model import Drafter
 from slipstream.target import Target
-from slipstream.testing import tiny_target
 
 #: Right drafts after every answer token of held-out chats, by an early bundled drafter; blocks of 8.
 TRACES = [
@@ -108,17 +108,6 @@ def test_a_batch_gets_what_pays_for_all_of_it() -> None:
     assert lengths.choose([0]) >= 2
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return tiny_target()
-
-
-@pytest.fixture(scope="module")
-def drafter(target: Target) -> Drafter:
-    torch.manual_seed(0)
-    return Drafter(DraftConfig.for_target(target.info, num_layers=2, block_size=6, num_taps=2)).eval()
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_any_choice_gives_the_same_text_and_the_same_context(
     target: Target, drafter: Drafter, seed: int, monkeypatch: pytest.MonkeyPatch
@@ -158,9 +147,10 @@ def test_any_choice_gives_the_same_text_and_the_same_context(
 
 
 @pytest.mark.parametrize("acceptor", ["match", "reject"])
-def test_drafts_from_some_tokens_alone_leave_the_text_as_it_is(target: Target, acceptor: str) -> None:
-    torch.manual_seed(0)
-    drafter = Drafter(DraftConfig.for_target(target.info, num_layers=2, block_size=6, num_taps=2)).eval()
+def test_drafts_from_some_tokens_alone_leave_the_text_as_it_is(
+    target: Target, drafter: Drafter, acceptor: str
+) -> None:
+    drafter = deepcopy(drafter)
     drafter.draft_vocabulary = torch.tensor([1, 4, 9, 16, 25, 36, 49])
     requests = [
         Request((3, n), SamplingOptions(max_tokens=30, temperature=t, seed=n, ignore_eos=True))

@@ -32,7 +32,12 @@ class CountingTarget:
 
     def new_cache(self, rows: int, slots: int) -> Any:
         """Only its size is asked for."""
-        return SimpleNamespace(rows=rows, slots=slots, clear=lambda row_B=None: None)
+        return SimpleNamespace(
+            rows=rows,
+            slots=slots,
+            clear=lambda row_B=None: None,
+            reuse=lambda again, longest: again == rows and longest <= slots,
+        )
 
     def _logits(self, ids: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.one_hot((ids + 1) % VOCAB, VOCAB).float()

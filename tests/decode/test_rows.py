@@ -5,27 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
-import torch
 
 from slipstream.core.errors import InputError
 from slipstream.core.options import EngineOptions, SamplingOptions
 from slipstream.core.records import Completion, Request
 from slipstream.decode import DraftProposer, Engine
 from slipstream.decode.plain import plain_decode
-from slipstream.model import DraftConfig, Drafter
+from slipstream.model import Drafter
 from slipstream.target import Target
-from slipstream.testing import tiny_target
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return tiny_target()
-
-
-@pytest.fixture(scope="module")
-def drafter(target: Target) -> Drafter:
-    torch.manual_seed(0)
-    return Drafter(DraftConfig.for_target(target.info, num_layers=2, block_size=4, num_taps=2)).eval()
 
 
 def engine_of(target: Target, drafter: Drafter | None, **options: int) -> Engine:
@@ -92,6 +79,21 @@ def test_rows_that_decode_do_not_wait_for_a_long_prompt(target: Target, drafter:
     while rows.busy:
         rows.step()
     assert list(rows.completions[second].token_ids) == plain_decode(target, long)
+
+
+def test_nothing_is_kept_of_requests_that_are_gone(target: Target, drafter: Drafter) -> None:
+    """Their numbers come again, and the next one's drafts are not as good as theirs were."""
+    engine = engine_of(target, drafter, max_rows=2)
+    rows = engine.open()
+    numbers = [rows.submit(Request((n,), SamplingOptions(max_tokens=30, ignore_eos=True))) for n in (3, 4)]
+    for _ in range(4):
+        rows.step()
+    assert set(engine._draft_length._own) == set(numbers)
+    rows.cancel(numbers[0])
+    rows.step()
+    assert set(engine._draft_length._own) == {numbers[1]}
+    engine.open()
+    assert not engine._draft_length._own
 
 
 @pytest.mark.parametrize("drafted", [False, True])

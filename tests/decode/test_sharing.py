@@ -12,20 +12,9 @@ from slipstream.core.options import EngineOptions, SamplingOptions
 from slipstream.core.records import Piece, Request
 from slipstream.decode import DraftProposer, Engine
 from slipstream.decode.plain import plain_decode
-from slipstream.model import DraftConfig, Drafter
+from slipstream.model import Drafter
 from slipstream.target import Target
-from slipstream.testing import ScriptedProposer, right, tiny_target
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return tiny_target()
-
-
-@pytest.fixture(scope="module")
-def drafter(target: Target) -> Drafter:
-    torch.manual_seed(0)
-    return Drafter(DraftConfig.for_target(target.info, num_layers=1, block_size=4, num_taps=2)).eval()
+from slipstream.testing import ScriptedProposer, right
 
 
 def ask(prompt: tuple[int, ...], tokens: int, temperature: float = 0.0) -> Request:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -89,6 +89,10 @@ class Completion:
     def tokens_per_s(self) -> float:
         """Decode-only rate: tokens after the first per second of decode_s."""
         return (self.completion_tokens - 1) / self.decode_s if self.decode_s > 0 else 0.0
+
+
+#: From a request's number and its completion to what is asked next, or None.
+FollowUp = Callable[[int, Completion], Request | None]
 
 
 def total_acceptance(completions: Iterable[Completion]) -> float:

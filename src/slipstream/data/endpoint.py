@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Any
 
 from slipstream.core.errors import InputError
-from slipstream.core.records import Completion, Request
+from slipstream.core.records import Completion, FollowUp, Request
 
 _TIMEOUT_S = 600
 _STREAMS = 64
@@ -59,9 +59,7 @@ class Endpoint:
         with ThreadPoolExecutor(_STREAMS) as pool:
             return list(pool.map(self._one, requests))
 
-    def converse(
-        self, requests: Sequence[Request], follow: Callable[[int, Completion], Request | None]
-    ) -> None:
+    def converse(self, requests: Sequence[Request], follow: FollowUp) -> None:
         """Continue all prompts, and whatever follows from a completion, many at a time.
 
         Args:

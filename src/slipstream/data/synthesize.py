@@ -7,13 +7,13 @@ is a function of the options and its number, so chats can be made in any number 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from slipstream.core.errors import InputError
 from slipstream.core.options import SamplingOptions, SynthesisOptions
-from slipstream.core.records import Completion, Request
+from slipstream.core.records import Completion, FollowUp, Request
 from slipstream.data.chats import Chat
 from slipstream.data.render import Message, Rendered, Renderer
 
@@ -24,9 +24,7 @@ class Decoder(Protocol):
     def generate(self, requests: Sequence[Request]) -> Sequence[Completion]:
         """Completions in the order of the requests."""
 
-    def converse(
-        self, requests: Sequence[Request], follow: Callable[[int, Completion], Request | None]
-    ) -> None:
+    def converse(self, requests: Sequence[Request], follow: FollowUp) -> None:
         """Decode requests, and what `follow` returns for a request's number and completion, until it returns
         None for all.
         """

@@ -127,6 +127,10 @@ class DraftLength:
             bool(drafts) and self._current == 0 and min(accepted.values(), default=0) >= min(2, drafts)
         )
 
+    def begin(self) -> None:
+        """Requests are numbered anew; what earlier ones were like is no longer theirs."""
+        self._own.clear()
+
     def forget(self, request: int) -> None:
         """A request has ended."""
         self._own.pop(request, None)

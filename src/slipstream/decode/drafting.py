@@ -9,7 +9,7 @@ from torch import Tensor
 
 from slipstream.model import Drafter, decode_masks
 from slipstream.model.rope import rope_angles
-from slipstream.native import Kernels, LayerWeights, NativeDecoder, Place
+from slipstream.native import Kernels, LayerWeights, NativeDecoder, Place, can_multiply
 from slipstream.target import TargetCache
 
 
@@ -27,11 +27,9 @@ class DrafterAtWork(ABC):
 
     def begin(self, rows: int, slots: int) -> None:
         """Empty context of this size; buffers of the last call serve again where they fit."""
-        if self._context is not None and self._context.rows == rows and self._context.slots >= slots:
-            self._context.clear()
-            return
-        self._context = None  # so that the old buffers are gone before the new ones are made
-        self._context = TargetCache(rows, slots)
+        if self._context is None or not self._context.reuse(rows, slots):
+            self._context = None  # so that the old buffers are gone before the new ones are made
+            self._context = TargetCache(rows, slots)
 
     def clear(self, row_B: Tensor) -> None:
         """Empty some rows."""
@@ -136,7 +134,7 @@ def at_work(drafter: Drafter, kernels: Kernels | None) -> DrafterAtWork:
     if kernels is not None:
         layers = _joined(drafter)
         fits = NativeDecoder.fits(layers, drafter.norm.weight, drafter.config.head_dim)
-        if fits and drafter.fc.weight.shape[1] % 32 == 0:
+        if fits and can_multiply(drafter.fc.weight):
             return NativeDrafter(drafter, layers, kernels)
     return TorchDrafter(drafter)
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from slipstream.core.errors import InputError
 from slipstream.core.options import EngineOptions
-from slipstream.core.records import Completion, Piece, Request
+from slipstream.core.records import Completion, FollowUp, Piece, Request
 from slipstream.decode.draft_length import DraftLength
 from slipstream.decode.propose import NullProposer, Proposer
 from slipstream.decode.rows import Rows, rounded
 from slipstream.decode.stopping import Tracker
 from slipstream.target import Target
 from slipstream.target.cache import TargetCache
-
-#: From a request's number and its completion to what is asked next, or None.
-FollowUp = Callable[[int, Completion], Request | None]
 
 
 class Engine:
@@ -130,11 +127,9 @@ class Engine:
         """
         self._end()
         slots = rounded(longest + self.block_size)
-        if self._cache is None or self._cache.rows != rows or self._cache.slots < slots:
+        if self._cache is None or not self._cache.reuse(rows, slots):
             self._cache = None  # so that the old buffers are gone before the new ones are made
             self._cache = self.target.new_cache(rows, slots)
-        else:
-            self._cache.clear()
         self._rows = Rows(
             *(self.target, self.proposer, self.options, self.block_size),
             *(self._cache, self._draft_length, self._tracker),

@@ -12,7 +12,7 @@ from slipstream.core.errors import CheckpointError
 from slipstream.decode.accept import Proposal
 from slipstream.decode.drafting import at_work
 from slipstream.decode.noise import DRAFT, gumbel
-from slipstream.decode.sampling import RowSettings, choose, distribution
+from slipstream.decode.sampling import RowSettings, choose, distribution, named
 from slipstream.model import Drafter
 from slipstream.target import Target
 
@@ -150,7 +150,7 @@ class NullProposer:
         return Proposal(anchor_B[:, None].expand(-1, num_drafts), offered=False)
 
 
-def make_chooser(settings: RowSettings, acceptor: str, drafts: str, vocab_size: int) -> DraftChooser:
+def make_chooser(settings: RowSettings, acceptor: str, noise: str, vocab_size: int) -> DraftChooser:
     """How draft logits become tokens, bound once per batch.
 
     `reject` draws from q with noise of its own; `match` takes the target's noise (coupled: arXiv 2408.07978)
@@ -160,13 +160,11 @@ def make_chooser(settings: RowSettings, acceptor: str, drafts: str, vocab_size: 
         return lambda logits_BKV, position_BK, ids_V: _draw(
             logits_BKV, position_BK, ids_V, settings, vocab_size
         )
-    if drafts == "coupled" and settings.any_sampled:
+    if noise == "coupled" and settings.any_sampled:
         return lambda logits_BKV, position_BK, ids_V: Proposal(
             choose(logits_BKV, position_BK, settings, None, ids_V).ids_BT
         )
-    return lambda logits_BKV, position_BK, ids_V: Proposal(
-        logits_BKV.argmax(-1) if ids_V is None else ids_V[logits_BKV.argmax(-1)]
-    )
+    return lambda logits_BKV, position_BK, ids_V: Proposal(named(logits_BKV.argmax(-1), ids_V))
 
 
 def _draw(

@@ -39,9 +39,18 @@ _NOBODY = Request((0,), SamplingOptions())
 
 @dataclass
 class _Reading:
-    """Newcomers whose prompts are being read together."""
+    """Newcomers whose prompts are being read together.
 
-    rows: list[int]
+    Attributes:
+        newcomers: by row.
+        row_B: the rows.
+        length_B: of the prompts.
+        parts: what reads them.
+    """
+
+    newcomers: dict[int, Tracker]
+    row_B: Tensor
+    length_B: Tensor
     parts: Iterator[int | Prefill]
 
 
@@ -72,6 +81,7 @@ class Rows:
         self.ended = False
         self._target, self._options, self._block_size, self._track = target, options, block_size, track
         self._draft_length = lengths
+        lengths.begin()
         self._waiting: deque[Tracker] = deque()
         self._table: list[Tracker | None] = [None] * cache.rows
         self._lengths = [0] * cache.rows
@@ -141,30 +151,28 @@ class Rows:
         wanted = max(1, len(self._table) // _ADMIT)
         if self._reading is not None or not self._waiting or len(free) < wanted:
             return
-        admitted = free[: len(self._waiting)]
-        newcomers = [self._waiting.popleft() for _ in admitted]
-        for row, tracker in zip(admitted, newcomers, strict=True):
+        newcomers = {row: self._waiting.popleft() for row in free[: len(self._waiting)]}
+        for row, tracker in newcomers.items():
             self._table[row] = tracker
-        device, prompts = self._target.device, [tracker.request.prompt_ids for tracker in newcomers]
-        row_B = torch.tensor(admitted, device=device)
+        device, prompts = self._target.device, [t.request.prompt_ids for t in newcomers.values()]
+        row_B = torch.tensor(list(newcomers), device=device)
         length_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
         ids_BL = torch.zeros(len(prompts), max(map(len, prompts)), dtype=torch.int64)
         for place, prompt in enumerate(prompts):
             ids_BL[place, : len(prompt)] = torch.tensor(list(prompt))
         self._batch.cache.clear(row_B)
-        part = max(_LEAST_PART, self._options.prefill_chunk // len(admitted))
+        part = max(_LEAST_PART, self._options.prefill_chunk // len(newcomers))
         parts = self._target.prefill_parts(ids_BL.to(device), length_B, self._batch.cache, part, row_B)
-        self._reading = _Reading(admitted, parts)
+        self._reading = _Reading(newcomers, row_B, length_B, parts)
 
     def _read(self) -> list[Piece]:
         """Read on; the first pieces of newcomers whose prompts are read."""
         if self._reading is None:
             return []
-        reached = next(self._reading.parts)
-        rows, device = self._reading.rows, self._target.device
-        row_B = torch.tensor(rows, device=device)
+        reading, reached = self._reading, next(self._reading.parts)
+        row_B, length_B, newcomers = reading.row_B, reading.length_B, reading.newcomers
         if isinstance(reached, int):
-            for row in rows:
+            for row in newcomers:
                 self._lengths[row] = reached
             self._batch.length_B = self._batch.length_B.index_fill(0, row_B, reached)
             return []
@@ -172,19 +180,17 @@ class Rows:
         if self._batch.proposer is not None:
             catch_up(self._batch, self._visible())
             self._batch.proposer.admit(reached.features_BLE, row_B)
-        newcomers = [tracker for row in rows if (tracker := self._table[row]) is not None]
-        prompts = [tracker.request.prompt_ids for tracker in newcomers]
-        length_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        tokens_B = self._first_choice([t.request for t in newcomers], reached.logits_BV, length_B)
+        requests = [tracker.request for tracker in newcomers.values()]
+        tokens_B = self._first_choice(requests, reached.logits_BV, length_B)
         now = time.perf_counter()
         ids: list[int] = tokens_B.tolist()  # host: once per newcomers
         pieces = [
             tracker.first(token, now)
-            for tracker, token in zip(newcomers, ids, strict=True)
+            for tracker, token in zip(newcomers.values(), ids, strict=True)
             if not tracker.cancelled
         ]
-        for row, prompt in zip(rows, prompts, strict=True):
-            self._lengths[row] = len(prompt)
+        for row, tracker in newcomers.items():
+            self._lengths[row] = len(tracker.request.prompt_ids)
         self._batch.anchor_B = self._batch.anchor_B.index_copy(0, row_B, tokens_B)
         self._batch.length_B = self._batch.length_B.index_copy(0, row_B, length_B)
         self._refresh()
@@ -205,61 +211,51 @@ class Rows:
     def _advance(self) -> list[Piece]:
         """One round; the pieces of the rows that decode."""
         running = self._running()
-        if not any(running):
+        if not running:
             return []
         visible = self._visible()
-        deciding = [tracker.index for on, tracker in zip(running, self._table, strict=True) if on and tracker]
         begun = time.perf_counter()
-        self._batch.num_drafts = self._draft_length.choose(deciding)
-        rows = run_round(self._batch, visible)
+        drafts = self._draft_length.choose([tracker.index for tracker in running.values()])
+        self._batch.num_drafts = drafts
+        said = run_round(self._batch, visible)
         now = time.perf_counter()
-        accepted = {
-            t.index: len(tokens) - 1
-            for t, tokens, on in zip(self._table, rows, running, strict=True)
-            if t and on
-        }
-        self._draft_length.note(accepted, self._batch.num_drafts, now - begun)
-        pieces = []
-        for row, (tracker, tokens) in enumerate(zip(self._table, rows, strict=True)):
-            if tracker is not None and running[row]:
-                self._lengths[row] += len(tokens)
-                pieces.append(tracker.round(tokens, now, self._batch.num_drafts))
-        return pieces
+        accepted = {tracker.index: len(said[row]) - 1 for row, tracker in running.items()}
+        self._draft_length.note(accepted, drafts, now - begun)
+        for row in running:
+            self._lengths[row] += len(said[row])
+        return [tracker.round(said[row], now, drafts) for row, tracker in running.items()]
 
     def _visible(self) -> int:
         """Leading slots that the next round may read or write."""
         return min(rounded(max(self._lengths) + self._block_size), self._batch.cache.slots)
 
-    def _running(self) -> list[bool]:
-        """Which rows hold a request whose prompt is read."""
-        reading = set(self._reading.rows) if self._reading is not None else set()
-        return [tracker is not None and row not in reading for row, tracker in enumerate(self._table)]
+    def _running(self) -> dict[int, Tracker]:
+        """Requests whose prompt is read, by row."""
+        reading = self._reading.newcomers if self._reading is not None else {}
+        return {row: t for row, t in enumerate(self._table) if t is not None and row not in reading}
 
     def _drop_cancelled(self) -> None:
         """Free the rows of cancelled requests, but not in the middle of their prompt."""
-        running = self._running()
-        gone = [row for row, t in enumerate(self._table) if t is not None and t.cancelled and running[row]]
+        gone = {row: tracker for row, tracker in self._running().items() if tracker.cancelled}
         self._free(gone)
         if gone:
             self._refresh()
 
     def _release(self) -> bool:
         """Free the rows of finished requests; whether there were any."""
-        finished = [row for row, t in enumerate(self._table) if t is not None and t.finish_reason]
-        for row in finished:
-            tracker = self._table[row]
-            assert tracker is not None
+        finished = {row: tracker for row, tracker in self._running().items() if tracker.finish_reason}
+        for tracker in finished.values():
             self.completions[tracker.index] = tracker.completion()
-            self._draft_length.forget(tracker.index)
         self._free(finished)
         return bool(finished)
 
-    def _free(self, rows: list[int]) -> None:
-        """Nobody uses these rows any more."""
+    def _free(self, rows: dict[int, Tracker]) -> None:
+        """Their requests do not use these rows any more."""
         if rows:
             # While the lengths still say how far the rows reach.
             catch_up(self._batch, self._visible())
-        for row in rows:
+        for row, tracker in rows.items():
+            self._draft_length.forget(tracker.index)
             self._table[row], self._lengths[row] = None, 0
 
     def _refresh(self) -> None:
@@ -276,11 +272,9 @@ class Rows:
         batch.chooser = make_chooser(
             batch.settings, self._options.acceptor, self._options.draft_noise, info.vocab_size
         )
-        running = [
-            on and t is not None and not t.finish_reason
-            for on, t in zip(self._running(), self._table, strict=True)
-        ]
-        batch.active_B = torch.tensor(running, device=device).long()
+        unfinished = {row for row, tracker in self._running().items() if not tracker.finish_reason}
+        active = [row in unfinished for row in range(len(self._table))]
+        batch.active_B = torch.tensor(active, device=device).long()
         batch.length_B = batch.length_B * torch.tensor([t is not None for t in self._table], device=device)
 
     def _set_taps(self) -> None:

@@ -111,7 +111,7 @@ def choose(
         ids_V: the tokens that the logits are of; None where they are of all.
     """
     if not settings.any_sampled:
-        return Choice(_named(logits_BTV.argmax(-1), ids_V), torch.zeros_like(settings.sampled_B))
+        return Choice(named(logits_BTV.argmax(-1), ids_V), torch.zeros_like(settings.sampled_B))
     if settings.bounded and survivors is None:
         return _choose_among_few(logits_BTV, position_BT, settings, ids_V)
     scores_BTV, short_B = filtered(logits_BTV, settings, survivors)
@@ -119,10 +119,10 @@ def choose(
     noise_BTV = gumbel(settings.seed_B, position_BT, tokens, CHOICE)
     sampled_B11 = settings.sampled_B[:, None, None]
     scores_BTV = torch.where(sampled_B11, scores_BTV + noise_BTV, logits_BTV)
-    return Choice(_named(scores_BTV.argmax(-1), ids_V), short_B)
+    return Choice(named(scores_BTV.argmax(-1), ids_V), short_B)
 
 
-def _named(place: Tensor, ids_V: Tensor | None) -> Tensor:
+def named(place: Tensor, ids_V: Tensor | None) -> Tensor:
     """Token ids of places among some tokens."""
     return place if ids_V is None else ids_V[place]
 
@@ -137,7 +137,7 @@ def _choose_among_few(
     vocab_size = logits_BTV.shape[-1]
     top = logits_BTV.topk(min(settings.most_top_k + _TIES, vocab_size), dim=-1)
     scores_BTJ, short_B = filtered(top.values, settings)
-    noise_BTJ = gumbel(settings.seed_B, position_BT, _named(top.indices, ids_V), CHOICE)
+    noise_BTJ = gumbel(settings.seed_B, position_BT, named(top.indices, ids_V), CHOICE)
     drawn_BT = top.indices.gather(-1, (scores_BTJ + noise_BTJ).argmax(-1, keepdim=True))[..., 0]
     if top.values.shape[-1] < vocab_size:
         # A last token that ties with the k-th may have further ties behind it.
@@ -146,7 +146,7 @@ def _choose_among_few(
         tied_BT = top.values[..., -1] >= top.values.gather(-1, rank_BT1)[..., 0]
         short_B = settings.sampled_B & (short_B | tied_BT.any(-1))
     chosen_BT = torch.where(settings.sampled_B[:, None], drawn_BT, logits_BTV.argmax(-1))
-    return Choice(_named(chosen_BT, ids_V), short_B)
+    return Choice(named(chosen_BT, ids_V), short_B)
 
 
 def filtered(

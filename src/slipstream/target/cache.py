@@ -76,12 +76,7 @@ class TargetCache(Cache):  # type: ignore[misc]
         """
         if self._row_B1 is None or self._position_BT is None:
             raise InputError("the cache was not told the positions of this pass")
-        while len(self._buffers) <= layer_idx:
-            self._buffers.append(None)
-        pair = self._buffers[layer_idx]
-        keys = self._fitting(None if pair is None else pair[0], key_states)
-        values = self._fitting(None if pair is None else pair[1], value_states)
-        self._buffers[layer_idx] = keys, values
+        keys, values = self._layer(layer_idx, key_states, value_states)
         index = (self._row_B1, slice(None), self._position_BT)
         # Two index tensors with a slice between them put their joint axes first: [B, T, G, C].
         keys[index] = key_states.transpose(1, 2)
@@ -110,15 +105,7 @@ class TargetCache(Cache):  # type: ignore[misc]
             Keys and values per layer, [rows, groups, slots, width] with at least the visible slots.
         """
         shape = like.new_empty(1, groups, 1, width)
-        while len(self._buffers) < layers:
-            self._buffers.append(None)
-        pairs = []
-        for number, pair in enumerate(self._buffers):
-            keys = self._fitting(None if pair is None else pair[0], shape)
-            values = self._fitting(None if pair is None else pair[1], shape)
-            pairs.append((keys, values))
-            self._buffers[number] = pairs[-1]
-        return pairs
+        return [self._layer(layer_idx, shape, shape) for layer_idx in range(layers)]
 
     def read(self, layer_idx: int, visible: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer in all rows, views [B, G, S, C] of the leading `visible` slots.
@@ -130,9 +117,17 @@ class TargetCache(Cache):  # type: ignore[misc]
         if pair is None:
             raise InputError(f"nothing was written to layer {layer_idx} of the cache")
         self._visible = visible
-        keys, values = self._fitting(pair[0], pair[0]), self._fitting(pair[1], pair[1])
-        self._buffers[layer_idx] = keys, values
+        keys, values = self._layer(layer_idx, *pair)
         return keys[:, :, :visible], values[:, :, :visible]
+
+    def _layer(self, layer_idx: int, key_like: Tensor, value_like: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's whole buffers, made if needed; at least as long as the visible slots."""
+        while len(self._buffers) <= layer_idx:
+            self._buffers.append(None)
+        keys, values = self._buffers[layer_idx] or (None, None)
+        pair = self._fitting(keys, key_like), self._fitting(values, value_like)
+        self._buffers[layer_idx] = pair
+        return pair
 
     def _fitting(self, buffer: Tensor | None, state: Tensor) -> Tensor:
         """The buffer, made or enlarged so that it holds the visible slots.
@@ -148,6 +143,13 @@ class TargetCache(Cache):  # type: ignore[misc]
         if buffer is not None:
             grown[:, :, : buffer.shape[2]] = buffer
         return grown
+
+    def reuse(self, rows: int, slots: int) -> bool:
+        """Whether it can serve again for sequences of this number and length; then it is empty."""
+        fits = self.rows == rows and self.slots >= slots
+        if fits:
+            self.clear()
+        return fits
 
     def clear(self, row_B: Tensor | None = None) -> None:
         """Zeros in all rows or in some, so that a NaN of an earlier text cannot reach the next one."""

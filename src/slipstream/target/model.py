@@ -137,16 +137,17 @@ class Target:
         Returns:
             fp32 logits_BTV, vocabulary cut to `info.vocab_size`.
         """
-        few = hidden_BTD.numel() <= FEW * hidden_BTD.shape[-1]
-        if (
-            self._native_head is not None
-            and self.kernels is not None
-            and few
-            and not hidden_BTD.requires_grad
-        ):
-            return native_product(self.kernels, self._native_head, hidden_BTD)[..., : self.info.vocab_size]
+        kernels = self._kernels_for(hidden_BTD)
+        if kernels is not None and self._native_head is not None:
+            return native_product(kernels, self._native_head, hidden_BTD)[..., : self.info.vocab_size]
         logits_BTV: Tensor = self._unembedding(hidden_BTD)
         return logits_BTV[..., : self.info.vocab_size].float()
+
+    def _kernels_for(self, hidden_BTD: Tensor) -> Kernels | None:
+        """The kernels where they can read the output embedding and are to multiply so many states by it."""
+        few = hidden_BTD.numel() <= FEW * hidden_BTD.shape[-1]
+        able = self._native_head is not None and not hidden_BTD.requires_grad
+        return self.kernels if able and few else None
 
     def output_rows(self, ids_V: Tensor) -> Tensor:
         """Rows of the output embedding, [V, D], a copy in one piece.
@@ -172,9 +173,9 @@ class Target:
         Returns:
             fp32 logits_BTV.
         """
-        few = hidden_BTD.numel() <= FEW * hidden_BTD.shape[-1]
-        if self._native_head is not None and self.kernels is not None and few:
-            return native_product(self.kernels, rows_VD, hidden_BTD)
+        kernels = self._kernels_for(hidden_BTD)
+        if kernels is not None:
+            return native_product(kernels, rows_VD, hidden_BTD)
         return F.linear(hidden_BTD, rows_VD).float()
 
     def head(self, hidden_BTD: Tensor) -> Tensor:

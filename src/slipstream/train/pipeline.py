@@ -315,9 +315,9 @@ def _draft_vocabulary(store: Features, vocab_size: int, count: int, before: Tens
     Data that shows fewer different tokens says nothing of the others: then what the drafter to begin from
     drafts stays, and what the data shows is added; where it drafts from all, so does the new one.
     """
-    counts = store.token_counts(vocab_size)
     if count == 0 or count * 2 > vocab_size:
         return None
+    counts = store.token_counts(vocab_size)
     if int((counts > 0).sum()) < count:
         return None if before is None else torch.cat([before, counts.nonzero()[:, 0]]).unique()
     return counts.topk(count).indices.sort().values
