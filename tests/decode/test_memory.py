@@ -24,6 +24,7 @@ class CountingTarget:
     device = torch.device("cpu")
     dtype = torch.float32
     tokenizer = None
+    kernels = None
     tap_ids: tuple[int, ...] = ()
     info = SimpleNamespace(vocab_size=VOCAB, max_context=4000, eos_token_ids=(), name="counting", width=1)
 

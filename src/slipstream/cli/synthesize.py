@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from slipstream.cli.session import say
 from slipstream.core.errors import InputError
-from slipstream.core.options import SynthesisOptions, TargetOptions
+from slipstream.core.options import CHAT_ROWS, SynthesisOptions, TargetOptions
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def synthesize(
     max_tokens: int | None = None,
     prompts: str | None = None,
     keep_answers: bool = False,
-    rows: int = 128,
+    rows: int = CHAT_ROWS,
     force: bool = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
     chat: Annotated[SynthesisOptions, Parameter(name="*", group="Chats")] = SynthesisOptions(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from slipstream.core.errors import InputError
 
@@ -244,6 +244,10 @@ class TrainOptions:
             raise InputError(f"learning_rate must be above 0, not {self.learning_rate}")
         if self.minutes and self.epochs:
             raise InputError("minutes and epochs both say when to stop; give one of them")
+
+
+#: Chats decoded side by side: as many as one pass of the compiled kernels takes (64 tokens).
+CHAT_ROWS: Final = 64
 
 
 @dataclass(frozen=True)

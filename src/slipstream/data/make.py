@@ -23,9 +23,6 @@ from slipstream.data.render import Renderer
 from slipstream.data.synthesize import WAVE, Decoder, Writer, answer, continue_text, synthesize
 from slipstream.target import Target
 
-#: Rows decoded side by side; more rows share the reading of the weights.
-ROWS = 128
-
 
 @dataclass(frozen=True)
 class ChatPlan:

@@ -29,11 +29,16 @@ def uniform(seed_B: Tensor, position_BT: Tensor, tokens: int | Tensor, stream: i
     Returns:
         float64 of shape [B, T, tokens], or [B, T, N].
     """
-    key_BT = _mix(_mix(seed_B[:, None] ^ (stream << 40)) + position_BT * _GOLDEN)
+    key_BT = key(seed_B, position_BT, stream)
     ids = torch.arange(tokens, device=seed_B.device) if isinstance(tokens, int) else tokens
     bits_BTV = _mix(key_BT[..., None] + (ids + 1) * _GOLDEN)
     # 52 bits and a half: never 0, never 1, and exact in float64.
     return (_shift(bits_BTV, 12).double() + 0.5) * 2.0**-52
+
+
+def key(seed_B: Tensor, position_BT: Tensor, stream: int = CHOICE) -> Tensor:
+    """What the noise of a position is a hash of, together with the token's id; int64 [B, T]."""
+    return _mix(_mix(seed_B[:, None] ^ (stream << 40)) + position_BT * _GOLDEN)
 
 
 def gumbel(seed_B: Tensor, position_BT: Tensor, tokens: int | Tensor, stream: int = CHOICE) -> Tensor:

@@ -196,11 +196,16 @@ class Rows:
         self._refresh()
         return pieces
 
+    def _settings(self, requests: list[Request]) -> RowSettings:
+        target = self._target
+        options = [request.sampling for request in requests]
+        return RowSettings.of(options, target.info.vocab_size, target.device, target.kernels)
+
     def _first_choice(self, requests: list[Request], logits_BV: Tensor, length_B: Tensor) -> Tensor:
         """The target's own choice in every mode."""
         info, device = self._target.info, self._target.device
         history = History(requests, info.vocab_size, info.eos_token_ids, device)
-        settings = RowSettings.of([request.sampling for request in requests], info.vocab_size, device)
+        settings = self._settings(requests)
         position_BT = length_B[:, None]
         logits_BTV = history.adjust(logits_BV[:, None], length_B.new_empty(len(requests), 0), position_BT)
         choice = choose(logits_BTV, position_BT, settings)
@@ -267,7 +272,7 @@ class Rows:
         info, device, batch = self._target.info, self._target.device, self._batch
         requests = [_NOBODY if tracker is None else tracker.request for tracker in self._table]
         said = [[] if tracker is None else tracker.token_ids for tracker in self._table]
-        batch.settings = RowSettings.of([request.sampling for request in requests], info.vocab_size, device)
+        batch.settings = self._settings(requests)
         batch.history = History(requests, info.vocab_size, info.eos_token_ids, device, said)
         batch.chooser = make_chooser(
             batch.settings, self._options.acceptor, self._options.draft_noise, info.vocab_size

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from slipstream.core.options import SamplingOptions
-from slipstream.decode.noise import CHOICE, gumbel
+from slipstream.decode.noise import CHOICE, gumbel, key
+from slipstream.native import Kernels, contenders
 
 #: Tokens per row that top-p sorts before it falls back to all; sorting all can cost more than a model pass.
 SURVIVORS = 1024
@@ -39,6 +40,7 @@ class RowSettings:
         survivors: how many tokens per row top-p has to sort at most.
         bounded: whether every row that draws has a top_k, so that only few tokens need noise.
         any_min_p: whether any row filters by relative probability.
+        kernels: compiled kernels that find the tokens whose noise can matter; None takes the noise of all.
     """
 
     temperature_B: Tensor
@@ -53,9 +55,16 @@ class RowSettings:
     survivors: int
     bounded: bool
     any_min_p: bool
+    kernels: Kernels | None = None
 
     @classmethod
-    def of(cls, options: Sequence[SamplingOptions], vocab_size: int, device: torch.device) -> RowSettings:
+    def of(
+        cls,
+        options: Sequence[SamplingOptions],
+        vocab_size: int,
+        device: torch.device,
+        kernels: Kernels | None = None,
+    ) -> RowSettings:
         """Gather the settings of a batch."""
 
         def row(values: Sequence[float], dtype: torch.dtype) -> Tensor:
@@ -78,6 +87,7 @@ class RowSettings:
             survivors=min(vocab_size, max(top_ks, default=1) if bounded else SURVIVORS),
             bounded=all(o.top_k for o in drawn),
             any_min_p=any(o.min_p > 0 for o in drawn),
+            kernels=kernels,
         )
 
 
@@ -115,11 +125,26 @@ def choose(
     if settings.bounded and survivors is None:
         return _choose_among_few(logits_BTV, position_BT, settings, ids_V)
     scores_BTV, short_B = filtered(logits_BTV, settings, survivors)
-    tokens = logits_BTV.shape[-1] if ids_V is None else ids_V
-    noise_BTV = gumbel(settings.seed_B, position_BT, tokens, CHOICE)
-    sampled_B11 = settings.sampled_B[:, None, None]
-    scores_BTV = torch.where(sampled_B11, scores_BTV + noise_BTV, logits_BTV)
-    return Choice(named(scores_BTV.argmax(-1), ids_V), short_B)
+    drawn_BT = _draw(scores_BTV, position_BT, settings, ids_V)
+    chosen_BT = torch.where(settings.sampled_B[:, None], drawn_BT, logits_BTV.argmax(-1))
+    return Choice(named(chosen_BT, ids_V), short_B)
+
+
+def _draw(scores_BTV: Tensor, position_BT: Tensor, settings: RowSettings, ids_V: Tensor | None) -> Tensor:
+    """Places of the largest sums of score and noise, [B, T]; kernels spare the noise of most."""
+    places = None
+    if settings.kernels is not None:
+        places = contenders(settings.kernels, scores_BTV, key(settings.seed_B, position_BT, CHOICE), ids_V)
+    if places is None:
+        tokens = scores_BTV.shape[-1] if ids_V is None else ids_V
+        return (scores_BTV + gumbel(settings.seed_B, position_BT, tokens, CHOICE)).argmax(-1)
+    noise = gumbel(settings.seed_B, position_BT, named(places, ids_V), CHOICE)
+    return _first_best(places, scores_BTV.gather(-1, places) + noise)
+
+
+def _first_best(places: Tensor, sums: Tensor) -> Tensor:
+    """The place with the largest sum in each row."""
+    return places.gather(-1, sums.argmax(-1, keepdim=True))[..., 0]
 
 
 def named(place: Tensor, ids_V: Tensor | None) -> Tensor:
@@ -138,7 +163,7 @@ def _choose_among_few(
     top = logits_BTV.topk(min(settings.most_top_k + _TIES, vocab_size), dim=-1)
     scores_BTJ, short_B = filtered(top.values, settings)
     noise_BTJ = gumbel(settings.seed_B, position_BT, named(top.indices, ids_V), CHOICE)
-    drawn_BT = top.indices.gather(-1, (scores_BTJ + noise_BTJ).argmax(-1, keepdim=True))[..., 0]
+    drawn_BT = _first_best(top.indices, scores_BTJ + noise_BTJ)
     if top.values.shape[-1] < vocab_size:
         # A last token that ties with the k-th may have further ties behind it.
         rank_B = settings.top_k_B.clamp(max=settings.most_top_k) - 1

@@ -1,6 +1,7 @@
 """Compiled kernels for small passes on a CPU with AVX-512 and bf16; PyTorch does the same work elsewhere."""
 
 from slipstream.native.build import Kernels, load_kernels
+from slipstream.native.choice import contenders
 from slipstream.native.decoder import LayerWeights, NativeDecoder, Place, can_multiply, native_product
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "NativeDecoder",
     "Place",
     "can_multiply",
+    "contenders",
     "load_kernels",
     "native_product",
 ]

@@ -14,6 +14,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 using bf16 = uint16_t;
@@ -290,6 +291,61 @@ std::vector<bf16> &scratch(int which, size_t size) {
 
 }  // namespace
 
+// The finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014), as in decode/noise.py.
+static inline uint64_t mix(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+
+static inline uint64_t digits(uint64_t key, int64_t id) { return mix(key + uint64_t(id + 1) * 0x9E3779B97F4A7C15ull) >> 12; }
+
+// The places of one row that could be its choice; -1 if there are more than `most`.
+static int64_t contenders(const float *scores, int64_t size, uint64_t key, const int64_t *ids, int64_t most,
+                          int64_t *places) {
+    constexpr int64_t PART = 1024;
+    constexpr double HALF_DIGIT = 0.5, DIGITS = 4503599627370496.0;  // 2^52
+    constexpr float LOG_2 = 0.69314718f;
+    static thread_local std::vector<std::pair<int64_t, double>> near;
+    near.clear();
+    const int64_t top = std::max_element(scores, scores + size) - scores;
+    // Rounding of scores and sums to float32 may not lose a contender.
+    auto slack = [](double score) { return 1e-4 + 1e-6 * std::fabs(score); };
+    auto exact = [&](int64_t v) {
+        const double u = (double(digits(key, ids ? ids[v] : v)) + HALF_DIGIT) / DIGITS;
+        return scores[v] - std::log(-std::log(u));
+    };
+    double best = exact(top);
+    float most_noise[PART];
+    for (int64_t begin = 0; begin < size; begin += PART) {
+        const int64_t count = std::min(PART, size - begin);
+        for (int64_t i = 0; i < count; i++) {
+            // 1 - u = (rest + 1/2) / 2^52 >= 2^(floor(log2(rest + 1)) - 53)
+            const int64_t rest = (1ll << 52) - 1 - int64_t(digits(key, ids ? ids[begin + i] : begin + i));
+            const double whole = double(rest + 1);
+            int64_t bits;
+            std::memcpy(&bits, &whole, sizeof bits);
+            most_noise[i] = float(1023 + 53 - int32_t(bits >> 52)) * LOG_2 + scores[begin + i];
+        }
+        float least = float(best - slack(best));
+        for (int64_t i = 0; i < count; i++) {
+            if (!(most_noise[i] >= least)) continue;
+            const double score = exact(begin + i);
+            if (!(score >= best - slack(best))) continue;
+            near.emplace_back(begin + i, score);
+            best = std::max(best, score);
+            least = float(best - slack(best));
+        }
+    }
+    int64_t found = 0;
+    for (const auto &[place, score] : near) {
+        if (score < best - slack(best)) continue;
+        if (found == most) return -1;
+        places[found++] = place;
+    }
+    return found;
+}
+
 extern "C" {
 
 // One pass of a decoder over rows x tokens, keys and values written into the buffers.
@@ -446,5 +502,25 @@ void slipstream_product(const bf16 *w, int64_t outs, int64_t in, const bf16 *x, 
         Share mine = share(outs, 16, omp_get_thread_num(), omp_get_num_threads());
         product(w, in, x, in, tokens, mine.begin, mine.end, [&](int64_t o, int64_t t, float v) { out[t * outs + o] = v; });
     }
+}
+
+// Tokens whose noise could make them the choice: places in [0, size) of scores[t], in ascending order, `most` per
+// row, the last one repeated. Noise is -log(-log(u)) of the uniform number u that decode/noise.py makes of a row's
+// key and a token's id. The exact choice is left to the caller, so that it has the bits of a choice among all.
+//
+// -log(u) >= 1 - u, so noise is at most -log(1 - u), whose whole binary digits are those of an integer: no logarithm is
+// taken of a token that cannot win.
+//
+// Returns how many rows had more than `most`, or none at all; their first place is -1.
+int64_t slipstream_contenders(const float *scores, int64_t rows, int64_t size, const uint64_t *key, const int64_t *ids,
+                              int64_t most, int64_t threads, int64_t *places) {
+    int64_t failed = 0;
+#pragma omp parallel for num_threads(threads) schedule(static) reduction(+ : failed)
+    for (int64_t t = 0; t < rows; t++) {
+        const int64_t found = contenders(scores + t * size, size, key[t], ids, most, places + t * most);
+        if (found < 1) places[t * most] = -1, failed++;
+        for (int64_t n = std::max<int64_t>(found, 1); n < most; n++) places[t * most + n] = places[t * most + n - 1];
+    }
+    return failed;
 }
 }

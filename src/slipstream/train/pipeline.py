@@ -18,6 +18,7 @@ from torch import Tensor
 
 from slipstream.core.errors import InputError
 from slipstream.core.options import (
+    CHAT_ROWS,
     DrafterOptions,
     EngineOptions,
     SynthesisOptions,
@@ -28,7 +29,7 @@ from slipstream.data.chats import Chat
 from slipstream.data.extract import Workers, extract_features
 from slipstream.data.features import Features, FeatureStore
 from slipstream.data.live import LiveFeatures
-from slipstream.data.make import ROWS, ChatPlan, make_chats, renderer_for, text_ids
+from slipstream.data.make import ChatPlan, make_chats, renderer_for, text_ids
 from slipstream.data.readers import read_chats
 from slipstream.decode import Engine
 from slipstream.formats import read_zlab, write_zlab
@@ -246,7 +247,7 @@ def _chats(plan: Plan, folder: RunFolder, target: Target, report: Report) -> lis
     renderer = renderer_for(target, plan.synthesis.thinking)
     source: str | Path = folder.chats if plan.data is None else plan.data
     if plan.data is None and not folder.chats.exists():
-        engine = Engine(target, None, EngineOptions(max_rows=ROWS))
+        engine = Engine(target, None, EngineOptions(max_rows=CHAT_ROWS))
         minutes = plan.training.minutes * _WRITING
         wanted = ChatPlan(plan.chats, options=plan.synthesis, minutes=minutes)
         if minutes:
