@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Pr
 from slipstream.decode.accept import Proposal
 from slipstream.decode.propose import DraftChooser
 from slipstream.target import Target, target_from_model
+from slipstream.target.cache import Saved
 
 #: Row, position of a draft and the right token there, to the token that is drafted.
 Script = Callable[[int, int, int], int]
@@ -36,7 +37,14 @@ class ScriptedProposer:
     def begin(self, rows: int, slots: int) -> None:
         """Nothing to remember."""
 
-    def admit(self, features_BLE: Tensor, row_B: Tensor) -> None:
+    def admit(self, features_BLE: Tensor, row_B: Tensor, start_B: Tensor) -> None:
+        """Nothing to remember."""
+
+    def save(self, row: int, length: int) -> Saved:
+        """Nothing to remember."""
+        return ()
+
+    def restore(self, row: int, saved: Saved, length: int) -> None:
         """Nothing to remember."""
 
     def extend(self, features_BLE: Tensor, start_B: Tensor, visible: int) -> None:

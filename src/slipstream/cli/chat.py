@@ -11,6 +11,9 @@ from slipstream.cli.show import marks, print_piece, summary
 from slipstream.core.errors import InputError
 from slipstream.core.options import EngineOptions, TargetOptions
 
+#: Tokens of the conversation that no later turn reads again.
+_KEPT = 16384
+
 if TYPE_CHECKING:
     from slipstream.api import Session
 
@@ -21,7 +24,7 @@ def chat(
     models: Models = ModelFlags(),
     sampling: Sampling = SamplingFlags(),
     loading: Loading = TargetOptions(),
-    decoding: Decoding = EngineOptions(),
+    decoding: Decoding = EngineOptions(prefix_tokens=_KEPT),
 ) -> None:
     """Talk with the target; `/reset` starts anew, `/quit` or end of input leaves.
 

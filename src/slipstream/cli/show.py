@@ -37,6 +37,7 @@ def document(completion: Completion, exact: bool) -> dict[str, Any]:
         "accepted_per_position": list(completion.accepted_per_position),
         "drafts_mean": completion.drafts_mean,
         "parked": completion.parked,
+        "cached_tokens": completion.cached_tokens,
         "ttft_s": completion.ttft_s,
         "decode_s": completion.decode_s,
         "tokens_per_s": completion.tokens_per_s,

@@ -93,6 +93,8 @@ class EngineOptions:
         max_rows: requests decoded side by side.
         max_context: longest prompt plus output in tokens; 0 takes the target's own limit.
         prefill_chunk: prompt tokens per target pass.
+        prefix_tokens: most tokens of finished requests whose keys and values are kept for prompts that begin
+            alike (the turns of a chat); 0 keeps none, so that no text depends on earlier ones even at ties.
     """
 
     block_size: int = 0
@@ -102,6 +104,7 @@ class EngineOptions:
     max_rows: int = 8
     max_context: int = 0
     prefill_chunk: int = 512
+    prefix_tokens: int = 0
 
     def __post_init__(self) -> None:
         """Refuse values outside their range.
@@ -109,7 +112,7 @@ class EngineOptions:
         Raises:
             InputError: names the field and its range.
         """
-        for name, least in (("block_size", 0), ("max_rows", 1), ("max_context", 0)):
+        for name, least in (("block_size", 0), ("max_rows", 1), ("max_context", 0), ("prefix_tokens", 0)):
             if getattr(self, name) < least:
                 raise InputError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if isinstance(self.drafts, int) and self.drafts < 0:

@@ -56,6 +56,7 @@ class Completion:
         parked: rounds that had none, as drafting did not pay.
         ttft_s: seconds from the start of the call to the first token.
         decode_s: seconds from the first token to the last.
+        cached_tokens: of the prompt, whose keys and values were kept from an earlier request.
     """
 
     text: str
@@ -69,6 +70,7 @@ class Completion:
     decode_s: float
     drafts: int = 0
     parked: int = 0
+    cached_tokens: int = 0
 
     @property
     def drafts_mean(self) -> float:

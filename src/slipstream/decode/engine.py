@@ -8,6 +8,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.options import EngineOptions
 from slipstream.core.records import Completion, FollowUp, Piece, Request
 from slipstream.decode.draft_length import DraftLength
+from slipstream.decode.prefix import PrefixCache
 from slipstream.decode.propose import NullProposer, Proposer
 from slipstream.decode.rows import Rows, rounded
 from slipstream.decode.stopping import Tracker
@@ -44,6 +45,7 @@ class Engine:
         self.completions: list[Completion] = []
         self._cache: TargetCache | None = None
         self._rows: Rows | None = None
+        self._prefixes = PrefixCache(options.prefix_tokens)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Decode all requests, at most `max_rows` side by side; completions in the order of the requests.
@@ -132,7 +134,7 @@ class Engine:
             self._cache = self.target.new_cache(rows, slots)
         self._rows = Rows(
             *(self.target, self.proposer, self.options, self.block_size),
-            *(self._cache, self._draft_length, self._tracker),
+            *(self._cache, self._draft_length, self._prefixes, self._tracker),
         )
         return self._rows
 

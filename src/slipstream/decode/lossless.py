@@ -109,7 +109,7 @@ def check(
         report: gets each request's comparison as it is done.
     """
     # Every draft that can be made is tested.
-    options = replace(options, drafts="max")
+    options = replace(options, drafts="max", prefix_tokens=0)
     drafted = Engine(target, proposer, options)
     same_shape = Engine(target, NullProposer(drafted.block_size, proposer.tap_ids), options)
     one_row = Engine(target, None, options)

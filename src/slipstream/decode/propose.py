@@ -15,6 +15,7 @@ from slipstream.decode.noise import DRAFT, gumbel
 from slipstream.decode.sampling import RowSettings, choose, distribution, named
 from slipstream.model import Drafter
 from slipstream.target import Target
+from slipstream.target.cache import Saved
 
 #: Draft logits_BKV, the positions of the drafts, and what tokens the logits are of (None: all) to a proposal.
 DraftChooser = Callable[[Tensor, Tensor, Tensor | None], Proposal]
@@ -34,8 +35,16 @@ class Proposer(Protocol):
     def begin(self, rows: int, slots: int) -> None:
         """Forget everything; room for `rows` contexts of `slots` positions."""
 
-    def admit(self, features_BLE: Tensor, row_B: Tensor) -> None:
-        """A new context in each of the named rows: features from position 0 on; what was there is gone."""
+    def admit(self, features_BLE: Tensor, row_B: Tensor, start_B: Tensor) -> None:
+        """A new context in each of the named rows: features from position start_B[b] on; what was there is
+        gone. What lies before that comes by `restore`.
+        """
+
+    def save(self, row: int, length: int) -> Saved:
+        """Copies of what is known of a row's leading positions, for `restore`; empty where nothing is."""
+
+    def restore(self, row: int, saved: Saved, length: int) -> None:
+        """Put back the leading `length` positions of what `save` gave, into any row."""
 
     def extend(self, features_BLE: Tensor, start_B: Tensor, visible: int) -> None:
         """Features of L positions of all rows, from start_B[b] on, all before slot `visible`; what a later
@@ -92,10 +101,19 @@ class DraftProposer:
         """Buffers of this size; those of the last call serve again where they fit."""
         self._work.begin(rows, slots)
 
-    def admit(self, features_BLE: Tensor, row_B: Tensor) -> None:
+    def admit(self, features_BLE: Tensor, row_B: Tensor, start_B: Tensor) -> None:
         """Clear the rows, then write their context."""
         self._work.clear(row_B)
-        self._write(features_BLE, torch.zeros_like(row_B), features_BLE.shape[1], row_B)
+        visible = int(start_B.max()) + features_BLE.shape[1]  # host: once per newcomers
+        self._write(features_BLE, start_B, visible, row_B)
+
+    def save(self, row: int, length: int) -> Saved:
+        """Keys and values of the context."""
+        return self._work.context.save(row, length)
+
+    def restore(self, row: int, saved: Saved, length: int) -> None:
+        """Keys and values of the context."""
+        self._work.context.restore(row, saved, length)
 
     def extend(self, features_BLE: Tensor, start_B: Tensor, visible: int) -> None:
         """Write the keys and values of new positions of all rows."""
@@ -137,7 +155,14 @@ class NullProposer:
     def begin(self, rows: int, slots: int) -> None:
         """Nothing to remember."""
 
-    def admit(self, features_BLE: Tensor, row_B: Tensor) -> None:
+    def admit(self, features_BLE: Tensor, row_B: Tensor, start_B: Tensor) -> None:
+        """Nothing to remember."""
+
+    def save(self, row: int, length: int) -> Saved:
+        """Nothing to remember."""
+        return ()
+
+    def restore(self, row: int, saved: Saved, length: int) -> None:
         """Nothing to remember."""
 
     def extend(self, features_BLE: Tensor, start_B: Tensor, visible: int) -> None:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from slipstream.core.options import EngineOptions, SamplingOptions
 from slipstream.core.records import Completion, Piece, Request
 from slipstream.decode.draft_length import DraftLength
 from slipstream.decode.history import History
+from slipstream.decode.prefix import Kept, PrefixCache
 from slipstream.decode.propose import Proposer, make_chooser
 from slipstream.decode.round import Batch, catch_up, run_round
 from slipstream.decode.sampling import RowSettings, choose
@@ -44,12 +46,16 @@ class _Reading:
     Attributes:
         newcomers: by row.
         row_B: the rows.
-        length_B: of the prompts.
+        kept: per newcomer an earlier text that its prompt begins like, and how far.
+        start_B: where reading begins, behind what is kept.
+        length_B: of the rest of the prompts.
         parts: what reads them.
     """
 
     newcomers: dict[int, Tracker]
     row_B: Tensor
+    kept: list[tuple[Kept | None, int]]
+    start_B: Tensor
     length_B: Tensor
     parts: Iterator[int | Prefill]
 
@@ -64,6 +70,7 @@ class Rows:
         block_size: T.
         cache: of the target; its rows and slots are the batch's.
         lengths: how many drafts a round has.
+        prefixes: keys and values of earlier texts.
         track: makes a tracker of a request and its number.
     """
 
@@ -75,12 +82,13 @@ class Rows:
         block_size: int,
         cache: TargetCache,
         lengths: DraftLength,
+        prefixes: PrefixCache,
         track: Callable[[int, Request], Tracker],
     ) -> None:
         self.completions: dict[int, Completion] = {}
         self.ended = False
         self._target, self._options, self._block_size, self._track = target, options, block_size, track
-        self._draft_length = lengths
+        self._draft_length, self._prefixes = lengths, prefixes
         lengths.begin()
         self._waiting: deque[Tracker] = deque()
         self._table: list[Tracker | None] = [None] * cache.rows
@@ -151,35 +159,65 @@ class Rows:
         wanted = max(1, len(self._table) // _ADMIT)
         if self._reading is not None or not self._waiting or len(free) < wanted:
             return
-        newcomers = {row: self._waiting.popleft() for row in free[: len(self._waiting)]}
-        for row, tracker in newcomers.items():
-            self._table[row] = tracker
-        device, prompts = self._target.device, [t.request.prompt_ids for t in newcomers.values()]
-        row_B = torch.tensor(list(newcomers), device=device)
-        length_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        ids_BL = torch.zeros(len(prompts), max(map(len, prompts)), dtype=torch.int64)
-        for place, prompt in enumerate(prompts):
-            ids_BL[place, : len(prompt)] = torch.tensor(list(prompt))
-        self._batch.cache.clear(row_B)
+        self._reading = self._begin_reading(free)
+
+    def _begin_reading(self, free: list[int]) -> _Reading:
+        """Give rows to those who wait, with what is kept of their prompts; the rest is to be read."""
+        cache, device = self._batch.cache, self._target.device
+        newcomers, kept = self._newcomers(free)
+        starts = [shared for _, shared in kept]
+        rests = [t.request.prompt_ids[start:] for t, start in zip(newcomers.values(), starts, strict=True)]
+        row_B, start_B = torch.tensor(list(newcomers), device=device), torch.tensor(starts, device=device)
+        length_B = torch.tensor([len(rest) for rest in rests], device=device)
+        ids_BL = torch.zeros(len(rests), max(map(len, rests)), dtype=torch.int64)
+        for place, rest in enumerate(rests):
+            ids_BL[place, : len(rest)] = torch.tensor(list(rest))
+        cache.clear(row_B)
+        for (row, tracker), (text, shared) in zip(newcomers.items(), kept, strict=True):
+            self._table[row], self._lengths[row], tracker.cached_tokens = tracker, shared, shared
+            if text is not None:
+                cache.restore(row, text.target, shared)
+        self._batch.length_B = self._batch.length_B.index_copy(0, row_B, start_B)
         part = max(_LEAST_PART, self._options.prefill_chunk // len(newcomers))
-        parts = self._target.prefill_parts(ids_BL.to(device), length_B, self._batch.cache, part, row_B)
-        self._reading = _Reading(newcomers, row_B, length_B, parts)
+        parts = self._target.prefill_parts(
+            *(ids_BL.to(device), length_B, cache, part, row_B, start_B, max(starts))
+        )
+        return _Reading(newcomers, row_B, kept, start_B, length_B, parts)
+
+    def _newcomers(self, free: list[int]) -> tuple[dict[int, Tracker], list[tuple[Kept | None, int]]]:
+        """Who is read together, by row: rests of prompts are padded, and all must end within the buffers."""
+        newcomers: dict[int, Tracker] = {}
+        kept: list[tuple[Kept | None, int]] = []
+        start = rest = 0
+        while self._waiting and len(newcomers) < len(free):
+            prompt = self._waiting[0].request.prompt_ids
+            text, shared = self._prefixes.find(prompt)
+            start, rest = max(start, shared), max(rest, len(prompt) - shared)
+            if newcomers and start + rest > self._batch.cache.slots:
+                break
+            newcomers[free[len(newcomers)]] = self._waiting.popleft()
+            kept.append((text, shared))
+        return newcomers, kept
 
     def _read(self) -> list[Piece]:
         """Read on; the first pieces of newcomers whose prompts are read."""
         if self._reading is None:
             return []
         reading, reached = self._reading, next(self._reading.parts)
-        row_B, length_B, newcomers = reading.row_B, reading.length_B, reading.newcomers
+        row_B, newcomers = reading.row_B, reading.newcomers
         if isinstance(reached, int):
-            for row in newcomers:
-                self._lengths[row] = reached
-            self._batch.length_B = self._batch.length_B.index_fill(0, row_B, reached)
+            for row, (_, shared) in zip(newcomers, reading.kept, strict=True):
+                self._lengths[row] = shared + reached
+            self._batch.length_B = self._batch.length_B.index_copy(0, row_B, reading.start_B + reached)
             return []
+        length_B = reading.start_B + reading.length_B
         self._reading = None
         if self._batch.proposer is not None:
             catch_up(self._batch, self._visible())
-            self._batch.proposer.admit(reached.features_BLE, row_B)
+            self._batch.proposer.admit(reached.features_BLE, row_B, reading.start_B)
+            for row, (text, shared) in zip(newcomers, reading.kept, strict=True):
+                if text is not None:
+                    self._batch.proposer.restore(row, text.draft, shared)
         requests = [tracker.request for tracker in newcomers.values()]
         tokens_B = self._first_choice(requests, reached.logits_BV, length_B)
         now = time.perf_counter()
@@ -260,8 +298,20 @@ class Rows:
             # While the lengths still say how far the rows reach.
             catch_up(self._batch, self._visible())
         for row, tracker in rows.items():
+            self._keep(row, tracker)
             self._draft_length.forget(tracker.index)
             self._table[row], self._lengths[row] = None, 0
+
+    def _keep(self, row: int, tracker: Tracker) -> None:
+        """Copy what the row holds for prompts that begin with it; not its last token, which no pass has
+        read.
+        """
+        ids = (*tracker.request.prompt_ids, *tracker.token_ids)[: self._lengths[row]]
+        if self._prefixes.most_tokens and self._prefixes.wants(ids):
+            proposer, length = self._batch.proposer, len(ids)
+            draft = proposer.save(row, length) if proposer is not None else ()
+            text = Kept(np.asarray(ids, dtype=np.int64), self._batch.cache.save(row, length), draft)
+            self._prefixes.put(text)
 
     def _refresh(self) -> None:
         """Tell the device which rows decode and how; free rows stand still at position 0.

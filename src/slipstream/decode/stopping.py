@@ -29,6 +29,7 @@ class Tracker:
         self.request = request
         self.finish_reason: FinishReason | None = None
         self.cancelled = False
+        self.cached_tokens = 0
         self.token_ids: list[int] = []
         self.started_at = self.first_at = self.last_at = 0.0
         self._limit = limit
@@ -70,6 +71,7 @@ class Tracker:
             accepted_per_position=tuple(self._accepted),
             drafts=self._drafted,
             parked=self._parked,
+            cached_tokens=self.cached_tokens,
             ttft_s=self.first_at - self.started_at,
             decode_s=self.last_at - self.first_at,
         )

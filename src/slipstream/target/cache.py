@@ -14,6 +14,9 @@ from transformers import Cache
 
 from slipstream.core.errors import InputError
 
+Saved = tuple[tuple[Tensor, Tensor], ...]
+"""Copies of one row's keys and values per layer, [G, L, C]."""
+
 
 class TargetCache(Cache):  # type: ignore[misc]
     """Keys and values of every layer of a target, for some rows and some slots.
@@ -143,6 +146,23 @@ class TargetCache(Cache):  # type: ignore[misc]
         if buffer is not None:
             grown[:, :, : buffer.shape[2]] = buffer
         return grown
+
+    def save(self, row: int, length: int) -> Saved:
+        """Copies of a row's leading slots in every layer; empty where nothing was written yet."""
+        if any(pair is None for pair in self._buffers):
+            return ()
+        return tuple(
+            (keys[row, :, :length].clone(), values[row, :, :length].clone())
+            for keys, values in filter(None, self._buffers)
+        )
+
+    def restore(self, row: int, saved: Saved, length: int) -> None:
+        """Put the first `length` slots of what `save` gave into the leading slots of a row."""
+        self._visible = max(self._visible, length) if self._buffers else length
+        for layer_idx, pair in enumerate(saved):
+            buffers = self._layer(layer_idx, *(part[None] for part in pair))
+            for buffer, part in zip(buffers, pair, strict=True):
+                buffer[row, :, :length] = part[:, :length]
 
     def reuse(self, rows: int, slots: int) -> bool:
         """Whether it can serve again for sequences of this number and length; then it is empty."""

@@ -229,11 +229,13 @@ class Target:
         cache: TargetCache,
         chunk: int,
         row_B: Tensor | None = None,
+        start_B: Tensor | None = None,
+        start: int = 0,
     ) -> Iterator[int | Prefill]:
         """`prefill` pass by pass, so that something else can be done in between.
 
         Between two passes the slots from the yielded position on may be written to; the next pass writes
-        over them.
+        over them (from where a row's part begins, that is).
 
         Args:
             ids_BL: as for `prefill`, like all others.
@@ -241,9 +243,11 @@ class Target:
             cache: written to.
             chunk: tokens per row and pass.
             row_B: rows of the cache.
+            start_B: where each row's tokens begin; what lies before is in the cache. None: at 0.
+            start: the largest of them.
 
         Yields:
-            After every pass but the last the position that was reached, after the last the result.
+            After every pass but the last how many tokens were read, after the last the result.
         """
         rows, longest = ids_BL.shape
         features_BLE = self._new_features(rows, longest)
@@ -251,7 +255,9 @@ class Target:
         for begin in range(0, longest, chunk):
             end = min(begin + chunk, longest)
             position_BT = torch.arange(begin, end, device=self.device).expand(rows, -1)
-            part = ids_BL[:, begin:end], position_BT, cache, end, features_BLE[:, begin:end]
+            if start_B is not None:
+                position_BT = position_BT + start_B[:, None]
+            part = ids_BL[:, begin:end], position_BT, cache, start + end, features_BLE[:, begin:end]
             hidden_BTD = self._pass(*part, row_B)
             offset_B = length_B - 1 - begin
             here_B = (offset_B >= 0) & (offset_B < end - begin)
