@@ -28,6 +28,7 @@ class ScriptedProposer:
     """
 
     tap_ids: tuple[int, ...] = ()
+    token_bytes = 0
 
     def __init__(self, texts: Sequence[Sequence[int]], script: Script, block_size: int) -> None:
         self.block_size = block_size

@@ -25,8 +25,11 @@ class CountingTarget:
     dtype = torch.float32
     tokenizer = None
     kernels = None
+    token_bytes = 0
     tap_ids: tuple[int, ...] = ()
-    info = SimpleNamespace(vocab_size=VOCAB, max_context=4000, eos_token_ids=(), name="counting", width=1)
+    info = SimpleNamespace(
+        intermediate_size=1, vocab_size=VOCAB, max_context=4000, eos_token_ids=(), name="counting", width=1
+    )
 
     def set_taps(self, layer_ids: tuple[int, ...]) -> None:
         """No layers."""
@@ -44,7 +47,7 @@ class CountingTarget:
         return torch.nn.functional.one_hot((ids + 1) % VOCAB, VOCAB).float()
 
     def prefill_parts(
-        self, ids: torch.Tensor, length: torch.Tensor, cache: Any, chunk: int, row_B: Any
+        self, ids: torch.Tensor, length: torch.Tensor, cache: Any, chunk: int, row_B: Any, *start: Any
     ) -> Iterator[Prefill]:
         """Logits after the last token of each row, in one part."""
         last = ids.gather(1, length[:, None] - 1)[:, 0]

@@ -14,6 +14,7 @@ from slipstream.decode.rows import Rows, rounded
 from slipstream.decode.stopping import Tracker
 from slipstream.target import Target
 from slipstream.target.cache import TargetCache
+from slipstream.target.memory import require
 
 
 class Engine:
@@ -78,7 +79,7 @@ class Engine:
             self._end()
             return
         longest = max(len(request.prompt_ids) + self._limit(request) for request in requests)
-        rows = self._open(min(len(requests), self.options.max_rows), longest)
+        rows = self._open(min(len(requests), self.options.max_rows), longest, longest)
         for request in requests:
             rows.submit(request)
         while rows.busy:
@@ -102,7 +103,9 @@ class Engine:
             self._check(number, request)
         if not requests:
             return
-        rows = self._open(min(len(requests), self.options.max_rows), self.max_context)
+        # Buffers grow with what is said, and how long that gets nobody knows.
+        longest = max(len(request.prompt_ids) + self._limit(request) for request in requests)
+        rows = self._open(min(len(requests), self.options.max_rows), self.max_context, longest)
         numbers = {rows.submit(request): number for number, request in enumerate(requests)}
         while rows.busy:
             rows.step()
@@ -120,13 +123,17 @@ class Engine:
 
         Args:
             rows: most requests decoded side by side; None takes the options' own.
-        """
-        return self._open(rows or self.options.max_rows, self.max_context)
 
-    def _open(self, rows: int, longest: int) -> Rows:
-        """Free rows for sequences of so many tokens; buffers of an earlier call serve again where they
-        fit.
+        Raises:
+            InputError: buffers for so many rows of the longest context do not fit into memory.
         """
+        return self._open(rows or self.options.max_rows, self.max_context, self.max_context)
+
+    def _open(self, rows: int, longest: int, planned: int) -> Rows:
+        """Free rows for sequences of at most `longest` tokens; buffers of an earlier call serve again where
+        they fit. Memory is planned for `planned` tokens.
+        """
+        self._plan(rows, rounded(planned + self.block_size))
         self._end()
         slots = rounded(longest + self.block_size)
         if self._cache is None or not self._cache.reuse(rows, slots):
@@ -137,6 +144,25 @@ class Engine:
             *(self._cache, self._draft_length, self._prefixes, self._tracker),
         )
         return self._rows
+
+    def _plan(self, rows: int, slots: int) -> None:
+        """Refuse buffers that do not fit into memory.
+
+        The workspace is an estimate: logits of a round three times over in float32 (as they are, filtered,
+        with noise), states and features of the part of a prompt that is read at once.
+        """
+        info, proposer, options = self.target.info, self.proposer, self.options
+        if self._cache is not None and self._cache.rows >= rows and self._cache.slots >= slots:
+            return  # they are there
+        wide = info.width * (4 + len(proposer.tap_ids) if proposer is not None else 4)
+        part = options.prefill_chunk * (wide + 3 * info.intermediate_size) * self.target.dtype.itemsize
+        parts = {
+            "keys and values of the target": rows * slots * self.target.token_bytes,
+            "those of the drafter": rows * slots * (proposer.token_bytes if proposer is not None else 0),
+            "workspace": rows * self.block_size * info.vocab_size * 3 * 4 + part,
+        }
+        limits = f"{rows} rows of {slots} tokens are asked for: lower max_rows or max_context"
+        require(parts, self.target.device, limits)
 
     def _end(self) -> None:
         """End what an earlier call has left open: the buffers will hold another text."""

@@ -32,6 +32,10 @@ class Proposer(Protocol):
     def tap_ids(self) -> tuple[int, ...]:
         """Target layers whose outputs it wants as features."""
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that it keeps per token of context."""
+
     def begin(self, rows: int, slots: int) -> None:
         """Forget everything; room for `rows` contexts of `slots` positions."""
 
@@ -97,6 +101,12 @@ class DraftProposer:
         """Target layers whose outputs are read."""
         return self._drafter.config.target_layer_ids
 
+    @property
+    def token_bytes(self) -> int:
+        """Keys and values of every layer."""
+        config = self._drafter.config
+        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self._work.dtype.itemsize
+
     def begin(self, rows: int, slots: int) -> None:
         """Buffers of this size; those of the last call serve again where they fit."""
         self._work.begin(rows, slots)
@@ -151,6 +161,7 @@ class NullProposer:
         """Blocks of `block_size` slots; taps as of the drafter to compare with."""
         self.block_size = block_size
         self.tap_ids = tap_ids
+        self.token_bytes = 0
 
     def begin(self, rows: int, slots: int) -> None:
         """Nothing to remember."""

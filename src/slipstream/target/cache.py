@@ -147,6 +147,12 @@ class TargetCache(Cache):  # type: ignore[misc]
             grown[:, :, : buffer.shape[2]] = buffer
         return grown
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that one token of one row takes, over all layers that were written to."""
+        buffers = [buffer for pair in self._buffers for buffer in pair or ()]
+        return sum(buffer.shape[1] * buffer.shape[3] * buffer.element_size() for buffer in buffers)
+
     def save(self, row: int, length: int) -> Saved:
         """Copies of a row's leading slots in every layer; empty where nothing was written yet."""
         if any(pair is None for pair in self._buffers):

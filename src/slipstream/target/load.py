@@ -26,6 +26,7 @@ from slipstream.native import Kernels, load_kernels
 from slipstream.target.device import choose_device, choose_dtype
 from slipstream.target.family import check_config
 from slipstream.target.gguf import Progress, converted_folder
+from slipstream.target.memory import require, weight_bytes
 from slipstream.target.model import Target, target_from_model
 from slipstream.target.packing import packed
 
@@ -48,7 +49,7 @@ def load_target(name: str, options: TargetOptions | None = None, progress: Progr
         The target, in evaluation mode on its device.
 
     Raises:
-        InputError: unknown dtype or device.
+        InputError: unknown dtype or device, or the weights do not fit into memory.
         MissingExtraError: reading GGUF needs a package that is not installed.
         TargetError: nothing there, not a causal language model, or one that cannot be decoded speculatively.
     """
@@ -57,6 +58,10 @@ def load_target(name: str, options: TargetOptions | None = None, progress: Progr
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, device)
     place = _place(name, tell)
+    weights = weight_bytes(Path(place), dtype)
+    require(
+        {f"the weights of {name}": weights}, device, "take a smaller model or another --dtype or --device"
+    )
     tell(f"Loading {name} ({str(dtype).removeprefix('torch.')} on {device})")
     model = _load_model(name, place, options, dtype)
     nn.Module.to(model, device)  # in place; the method that transformers wraps around it hides its type

@@ -61,6 +61,9 @@ class Target:
         name: shown to users.
         kernels: compiled ones for small passes; None leaves all to PyTorch.
 
+    Attributes:
+        token_bytes: keys and values of one token, in bytes; seen in the self-test.
+
     Raises:
         TargetError: the family cannot be decoded speculatively.
     """
@@ -99,6 +102,7 @@ class Target:
         if self.kernels is not None and plain and weight is not None and can_multiply(weight):
             self._native_head = weight
         self._taps = Taps(self.layers, (), self.info.width)
+        self.token_bytes = 0
 
     def set_taps(self, layer_ids: tuple[int, ...]) -> None:
         """Chooses the layers whose outputs are read as features.

@@ -24,7 +24,7 @@ def run_selftest(target: Target) -> None:
     """Compares taps, head and cached passes of a target with the model called plainly.
 
     Args:
-        target: the target; its taps are left as they were.
+        target: the target; its taps are left as they were, and what its cache takes per token is noted.
 
     Raises:
         TargetError: something differs, or the model cannot run this way.
@@ -89,6 +89,7 @@ def _check_cached(target: Target, ids_BL: Tensor) -> None:
     ids_BT = ids_BL.gather(1, slot_BT)
     target.verify((ids_BT + 1).remainder(target.info.vocab_size), length_B, cache)
     second = target.verify(ids_BT, length_B, cache)
+    target.token_bytes = cache.token_bytes
     row_B = torch.arange(rows, device=target.device)
     _compare(target, "prefill", first.logits_BV, plain_BLV[row_B, length_B - 1])
     _compare(target, "verify", second.logits_BTV, plain_BLV[row_B[:, None], slot_BT])
