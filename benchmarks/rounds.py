@@ -95,7 +95,7 @@ def _draft(session: Session, context: int) -> Callable[[], object]:
     proposer = DraftProposer(target, session.drafter)
     proposer.begin(1, 512)
     features = torch.zeros(1, context, session.drafter.config.feature_width, dtype=target.dtype)
-    proposer.admit(features, torch.tensor([0]), torch.tensor([0]))
+    proposer.admit(features, torch.tensor([0]), torch.tensor([0]), context)
     settings = RowSettings.of([SamplingOptions()], target.info.vocab_size, target.device)
     chooser = make_chooser(settings, "match", "argmax", target.info.vocab_size)
     anchor_B, length_B = torch.tensor([100]), torch.tensor([context])

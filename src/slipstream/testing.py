@@ -38,7 +38,7 @@ class ScriptedProposer:
     def begin(self, rows: int, slots: int) -> None:
         """Nothing to remember."""
 
-    def admit(self, features_BLE: Tensor, row_B: Tensor, start_B: Tensor) -> None:
+    def admit(self, features_BLE: Tensor, row_B: Tensor, start_B: Tensor, visible: int) -> None:
         """Nothing to remember."""
 
     def save(self, row: int, length: int) -> Saved:
@@ -48,7 +48,7 @@ class ScriptedProposer:
     def restore(self, row: int, saved: Saved, length: int) -> None:
         """Nothing to remember."""
 
-    def extend(self, features_BLE: Tensor, start_B: Tensor, visible: int) -> None:
+    def extend(self, features_BLE: Tensor, position_BL: Tensor, visible: int) -> None:
         """Nothing to remember."""
 
     def propose(

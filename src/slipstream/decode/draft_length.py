@@ -21,6 +21,8 @@ _HYSTERESIS = 1.02
 #: Looks at drafting while it does not pay may take so much of the time, at least so many rounds apart; a look
 #: at not drafting costs next to nothing.
 _PROBE_SHARE, _PROBE_LEAST, _PROBE_PLAIN = 0.015, 16, 100
+#: Looks in vain double the distance to the next one, so often at most.
+_MOST_DOUBLINGS = 2.0
 
 
 @dataclass
@@ -55,6 +57,7 @@ class DraftLength:
     _since: int = 0
     _deep: int = 0
     _probing: bool = False
+    _vain: float = 0.0
 
     def __post_init__(self) -> None:
         """Begin with rates that make a drafter worth trying."""
@@ -76,20 +79,23 @@ class DraftLength:
         if self.fixed is not None:
             return self.fixed
         bucket = _bucket(len(requests))
-        unseen = next((size for size in self._first_looks() if (bucket, size) not in self.seconds), None)
+        # Somebody new may be easier to draft for; one of many changes little.
+        fresh = sum(request not in self._own for request in requests)
+        self._vain = max(0.0, self._vain - _MOST_DOUBLINGS * fresh / bucket)
+        tokens = self._expected(requests)
+        unseen = self._first_look(bucket, tokens)
         if unseen is not None:
             return unseen
-        tokens = self._expected(requests)
         value = {size: tokens[size] / self._cost(bucket, size) for size in self.sizes}
         best = max(value, key=value.__getitem__)
         if value[best] > value[self._current] * _HYSTERESIS:
-            self._current, self._since = best, 0
+            self._current, self._since, self._vain = best, 0, 0.0
         self._since, self._deep = self._since + 1, self._deep + 1
         if self._current == 0:
             probe = max((size for size in self.sizes if size), key=value.__getitem__)
             extra = self._cost(bucket, probe) / self._cost(bucket, 0) - 1
-            if self._probing or self._since > max(_PROBE_LEAST, extra / _PROBE_SHARE):
-                self._since = 0
+            if self._probing or self._since > max(_PROBE_LEAST, extra / _PROBE_SHARE) * 2**self._vain:
+                self._since, self._vain = 0, min(self._vain + 1, _MOST_DOUBLINGS)
                 return probe
             return 0
         if self._since > _PROBE_PLAIN:
@@ -135,9 +141,26 @@ class DraftLength:
         """A request has ended."""
         self._own.pop(request, None)
 
-    def _first_looks(self) -> tuple[int, ...]:
-        """Sizes that are timed before anything is decided; the others lie between them."""
-        return tuple(dict.fromkeys((self.most, 0, self.most // 2)))
+    def _first_look(self, bucket: int, tokens: Sequence[float]) -> int | None:
+        """A size to be timed before anything is decided; the others lie between these.
+
+        A size that could not be the best if it cost as little as a smaller one, or as in a smaller batch, is left
+        out: a large block in a large batch may take as long as many rounds.
+        """
+        best = 0.0
+        for size in dict.fromkeys((0, self.most // 2, self.most)):
+            seen = self.seconds.get((bucket, size))
+            if seen is None:
+                least = self._least_cost(bucket, size)
+                if not best or least is None or tokens[size] / least > best * _HYSTERESIS:
+                    return size
+            else:
+                best = max(best, tokens[size] / seen)
+        return None
+
+    def _least_cost(self, bucket: int, size: int) -> float | None:
+        """What a round takes at least, by rounds of no more rows and drafts; None if there was none."""
+        return max((t for (b, s), t in self.seconds.items() if b <= bucket and s <= size), default=None)
 
     def _expected(self, requests: Sequence[int]) -> list[float]:
         """Tokens of a round of all these requests, for 0 to `most` drafts."""

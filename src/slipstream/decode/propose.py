@@ -39,9 +39,9 @@ class Proposer(Protocol):
     def begin(self, rows: int, slots: int) -> None:
         """Forget everything; room for `rows` contexts of `slots` positions."""
 
-    def admit(self, features_BLE: Tensor, row_B: Tensor, start_B: Tensor) -> None:
-        """A new context in each of the named rows: features from position start_B[b] on; what was there is
-        gone. What lies before that comes by `restore`.
+    def admit(self, features_BLE: Tensor, row_B: Tensor, start_B: Tensor, visible: int) -> None:
+        """A new context in each of the named rows: features from position start_B[b] on, all before slot
+        `visible`; what was there is gone. What lies before that comes by `restore`.
         """
 
     def save(self, row: int, length: int) -> Saved:
@@ -50,9 +50,9 @@ class Proposer(Protocol):
     def restore(self, row: int, saved: Saved, length: int) -> None:
         """Put back the leading `length` positions of what `save` gave, into any row."""
 
-    def extend(self, features_BLE: Tensor, start_B: Tensor, visible: int) -> None:
-        """Features of L positions of all rows, from start_B[b] on, all before slot `visible`; what a later
-        call writes again was not valid.
+    def extend(self, features_BLE: Tensor, position_BL: Tensor, visible: int) -> None:
+        """Features of positions of all rows, all before slot `visible`; what a later call writes again was
+        not valid. A position that stands twice in a row is such a one.
         """
 
     def propose(
@@ -111,11 +111,11 @@ class DraftProposer:
         """Buffers of this size; those of the last call serve again where they fit."""
         self._work.begin(rows, slots)
 
-    def admit(self, features_BLE: Tensor, row_B: Tensor, start_B: Tensor) -> None:
+    def admit(self, features_BLE: Tensor, row_B: Tensor, start_B: Tensor, visible: int) -> None:
         """Clear the rows, then write their context."""
         self._work.clear(row_B)
-        visible = int(start_B.max()) + features_BLE.shape[1]  # host: once per newcomers
-        self._write(features_BLE, start_B, visible, row_B)
+        position_BL = start_B[:, None] + torch.arange(features_BLE.shape[1], device=start_B.device)
+        self._write(features_BLE, position_BL, visible, row_B)
 
     def save(self, row: int, length: int) -> Saved:
         """Keys and values of the context."""
@@ -125,13 +125,12 @@ class DraftProposer:
         """Keys and values of the context."""
         self._work.context.restore(row, saved, length)
 
-    def extend(self, features_BLE: Tensor, start_B: Tensor, visible: int) -> None:
+    def extend(self, features_BLE: Tensor, position_BL: Tensor, visible: int) -> None:
         """Write the keys and values of new positions of all rows."""
-        self._write(features_BLE, start_B, visible, None)
+        self._write(features_BLE, position_BL, visible, None)
 
-    def _write(self, features_BLE: Tensor, start_B: Tensor, visible: int, row_B: Tensor | None) -> None:
+    def _write(self, features_BLE: Tensor, position_BL: Tensor, visible: int, row_B: Tensor | None) -> None:
         """Write the keys and values of features at their positions."""
-        position_BL = start_B[:, None] + torch.arange(features_BLE.shape[1], device=start_B.device)
         self._work.context.aim(position_BL, visible, row_B)
         self._work.write(features_BLE.to(self._work.dtype), position_BL)
 
@@ -166,7 +165,7 @@ class NullProposer:
     def begin(self, rows: int, slots: int) -> None:
         """Nothing to remember."""
 
-    def admit(self, features_BLE: Tensor, row_B: Tensor, start_B: Tensor) -> None:
+    def admit(self, features_BLE: Tensor, row_B: Tensor, start_B: Tensor, visible: int) -> None:
         """Nothing to remember."""
 
     def save(self, row: int, length: int) -> Saved:
@@ -176,7 +175,7 @@ class NullProposer:
     def restore(self, row: int, saved: Saved, length: int) -> None:
         """Nothing to remember."""
 
-    def extend(self, features_BLE: Tensor, start_B: Tensor, visible: int) -> None:
+    def extend(self, features_BLE: Tensor, position_BL: Tensor, visible: int) -> None:
         """Nothing to remember."""
 
     def propose(

@@ -9,14 +9,12 @@ from torch import Tensor
 
 from slipstream.core.options import EngineOptions
 from slipstream.decode.accept import Proposal, Verdict, match, reject
+from slipstream.decode.backlog import Backlog
 from slipstream.decode.history import History
 from slipstream.decode.propose import DraftChooser, Proposer
 from slipstream.decode.sampling import RowSettings, choose, distribution
 from slipstream.target import Target
 from slipstream.target.cache import TargetCache
-
-#: Most rounds without drafts whose features wait.
-_PARKED = 32
 
 
 @dataclass
@@ -27,7 +25,7 @@ class Batch:
         anchor_B: last committed token of each row.
         length_B: its position; context lies strictly before it. 0 in rows that nobody uses.
         num_drafts: K of the next round.
-        parked: features of rounds without drafts, which the proposer has not seen yet, and where they begin.
+        backlog: features that the proposer has not seen yet.
         active_B: 1 while a row decodes, 0 in a free row (it stands still).
         settings, history, chooser: of the requests in the rows; set anew whenever a row changes hands.
     """
@@ -43,29 +41,33 @@ class Batch:
     settings: RowSettings = field(init=False)
     history: History = field(init=False)
     chooser: DraftChooser = field(init=False)
-    parked: list[Tensor] = field(default_factory=list)
-    parked_start_B: Tensor | None = None
+    backlog: Backlog = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Nothing waits yet."""
+        self.backlog = Backlog(self.proposer, self.cache.rows)
 
 
 def run_round(batch: Batch, visible: int) -> list[list[int]]:
     """Advance every active row by at least one token.
 
     Args:
-        batch: changed in place.
+        batch: changed in place; nothing waits in its backlog if the round has drafts.
         visible: leading buffer slots that can hold anything valid, this round's block included.
 
     Returns:
         Per row its new tokens; rows that do not decode still give one, which means nothing.
     """
-    if batch.num_drafts:
-        catch_up(batch, visible)
     proposal = _propose(batch, visible)
     ids_BT = torch.cat([batch.anchor_B[:, None], proposal.drafts_BK], dim=1)
     verified = batch.target.verify(ids_BT, batch.length_B, batch.cache, visible)
     position_BT = batch.length_B[:, None] + torch.arange(1, ids_BT.shape[1] + 1, device=ids_BT.device)
     logits_BTV = batch.history.adjust(verified.logits_BTV, proposal.drafts_BK, position_BT)
     verdict, short_B = accept(batch, proposal, logits_BTV, position_BT)
-    _show(batch, verified.features_BTE, visible)
+    if batch.num_drafts and batch.proposer is not None:
+        batch.proposer.extend(verified.features_BTE, position_BT - 1, visible)
+    else:
+        batch.backlog.park(verified.features_BTE)
     rows = _read(verdict, short_B & (batch.active_B > 0))
     if any(row[-1] for row in rows):
         # Rare: the likeliest tokens did not reach top_p, so the filter is run again over all of them.
@@ -73,32 +75,6 @@ def run_round(batch: Batch, visible: int) -> list[list[int]]:
         rows = _read(verdict, short_B)
     _commit(batch, verdict)
     return [row[: row[-2]] for row in rows]
-
-
-def _show(batch: Batch, features_BTE: Tensor, visible: int) -> None:
-    """Show the proposer a round's features; those of rounds without drafts wait until it is asked again."""
-    if batch.proposer is None:
-        return
-    if batch.num_drafts:
-        batch.proposer.extend(features_BTE, batch.length_B, visible)
-        return
-    if not batch.parked:
-        # Rows that do not decode begin anew or are still being read; they must not pass the buffers' end.
-        batch.parked_start_B = batch.length_B * batch.active_B
-    batch.parked.append(features_BTE)
-    if len(batch.parked) == _PARKED:
-        catch_up(batch, visible)
-
-
-def catch_up(batch: Batch, visible: int) -> None:
-    """Show the proposer what it has missed, in one pass; before rows change hands, too.
-
-    Every row that decodes has moved on by one token in each of these rounds. What is written in other rows
-    means nothing; they are cleared when a request comes.
-    """
-    if batch.parked and batch.proposer is not None and batch.parked_start_B is not None:
-        batch.proposer.extend(torch.cat(batch.parked, dim=1), batch.parked_start_B, visible)
-    batch.parked = []
 
 
 def accept(

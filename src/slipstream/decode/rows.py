@@ -19,15 +19,17 @@ from torch import Tensor
 from slipstream.core.errors import InputError
 from slipstream.core.options import EngineOptions, SamplingOptions
 from slipstream.core.records import Completion, Piece, Request
+from slipstream.decode.backlog import Prompts
 from slipstream.decode.draft_length import DraftLength
 from slipstream.decode.history import History
 from slipstream.decode.prefix import Kept, PrefixCache
 from slipstream.decode.propose import Proposer, make_chooser
-from slipstream.decode.round import Batch, catch_up, run_round
+from slipstream.decode.round import Batch, run_round
 from slipstream.decode.sampling import RowSettings, choose
 from slipstream.decode.stopping import Tracker
 from slipstream.target import Prefill, Target
 from slipstream.target.cache import TargetCache
+from slipstream.target.lean import FEW
 
 #: Buffers and visible slots come in such steps, so that shapes repeat.
 _STEP = 64
@@ -185,7 +187,12 @@ class Rows:
         return _Reading(newcomers, row_B, kept, start_B, length_B, parts)
 
     def _newcomers(self, free: list[int]) -> tuple[dict[int, Tracker], list[tuple[Kept | None, int]]]:
-        """Who is read together, by row: rests of prompts are padded, and all must end within the buffers."""
+        """Who is read together, by row: rests of prompts are padded, and all must end within the buffers.
+
+        Compiled kernels give a token the same bits whatever shares its pass; where they run, nobody's prompt
+        shares a longer pass either, so that no text depends on its company.
+        """
+        together = FEW if self._target.kernels is not None else self._batch.cache.slots * len(free)
         newcomers: dict[int, Tracker] = {}
         kept: list[tuple[Kept | None, int]] = []
         start = rest = 0
@@ -193,7 +200,8 @@ class Rows:
             prompt = self._waiting[0].request.prompt_ids
             text, shared = self._prefixes.find(prompt)
             start, rest = max(start, shared), max(rest, len(prompt) - shared)
-            if newcomers and start + rest > self._batch.cache.slots:
+            fits = start + rest <= self._batch.cache.slots and rest * (len(newcomers) + 1) <= together
+            if newcomers and not fits:
                 break
             newcomers[free[len(newcomers)]] = self._waiting.popleft()
             kept.append((text, shared))
@@ -212,12 +220,9 @@ class Rows:
             return []
         length_B = reading.start_B + reading.length_B
         self._reading = None
-        if self._batch.proposer is not None:
-            catch_up(self._batch, self._visible())
-            self._batch.proposer.admit(reached.features_BLE, row_B, reading.start_B)
-            for row, (text, shared) in zip(newcomers, reading.kept, strict=True):
-                if text is not None:
-                    self._batch.proposer.restore(row, text.draft, shared)
+        self._batch.backlog.admit(
+            Prompts(reached.features_BLE, row_B, reading.start_B, tuple(newcomers), tuple(reading.kept))
+        )
         requests = [tracker.request for tracker in newcomers.values()]
         tokens_B = self._first_choice(requests, reached.logits_BV, length_B)
         now = time.perf_counter()
@@ -257,9 +262,12 @@ class Rows:
         if not running:
             return []
         visible = self._visible()
-        begun = time.perf_counter()
         drafts = self._draft_length.choose([tracker.index for tracker in running.values()])
         self._batch.num_drafts = drafts
+        if drafts or self._batch.backlog.full:
+            self._batch.backlog.flush(self._batch.length_B, visible)
+        # What a round takes, not what earlier ones have left to it.
+        begun = time.perf_counter()
         said = run_round(self._batch, visible)
         now = time.perf_counter()
         accepted = {tracker.index: len(said[row]) - 1 for row, tracker in running.items()}
@@ -294,11 +302,12 @@ class Rows:
 
     def _free(self, rows: dict[int, Tracker]) -> None:
         """Their requests do not use these rows any more."""
-        if rows:
+        if rows and self._prefixes.most_tokens:
             # While the lengths still say how far the rows reach.
-            catch_up(self._batch, self._visible())
+            self._batch.backlog.flush(self._batch.length_B, self._visible())
         for row, tracker in rows.items():
             self._keep(row, tracker)
+            self._batch.backlog.leave(row)
             self._draft_length.forget(tracker.index)
             self._table[row], self._lengths[row] = None, 0
 
