@@ -144,8 +144,8 @@ class DraftLength:
     def _first_look(self, bucket: int, tokens: Sequence[float]) -> int | None:
         """A size to be timed before anything is decided; the others lie between these.
 
-        A size that could not be the best if it cost as little as a smaller one, or as in a smaller batch, is left
-        out: a large block in a large batch may take as long as many rounds.
+        A size that could not be the best if it cost as little as a smaller one, or as in a smaller batch, is
+        left out: a large block in a large batch may take as long as many rounds.
         """
         best = 0.0
         for size in dict.fromkeys((0, self.most // 2, self.most)):
