@@ -48,16 +48,25 @@ class ScriptedProposer:
     def restore(self, row: int, saved: Saved, length: int) -> None:
         """Nothing to remember."""
 
-    def extend(self, features_BLE: Tensor, position_BL: Tensor, visible: int) -> None:
+    def extend(
+        self, features_BLE: Tensor, position_BL: Tensor, visible: int, row_B: Tensor | None = None
+    ) -> None:
         """Nothing to remember."""
 
     def propose(
-        self, anchor_B: Tensor, length_B: Tensor, num_drafts: int, visible: int, chooser: DraftChooser
+        self,
+        anchor_B: Tensor,
+        length_B: Tensor,
+        num_drafts: int,
+        visible: int,
+        chooser: DraftChooser,
+        row_B: Tensor | None = None,
     ) -> Proposal:
         """Follow the script."""
+        places = range(len(length_B)) if row_B is None else row_B.tolist()
         rows = [
             [self._draft(row, length + 1 + k, k) for k in range(num_drafts)]
-            for row, length in enumerate(length_B.tolist())
+            for row, length in zip(places, length_B.tolist(), strict=True)
         ]
         return Proposal(torch.tensor(rows, device=length_B.device).reshape(len(rows), num_drafts))
 

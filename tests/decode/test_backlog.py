@@ -29,10 +29,10 @@ class Shelf:
             self.context[row, start : start + len(features_LE)] = features_LE
             self.seen += len(features_LE)
 
-    def extend(self, features_BLE: Tensor, position_BL: Tensor, visible: int) -> None:
+    def extend(self, features_BLE: Tensor, position_BL: Tensor, visible: int, row_B: Tensor) -> None:
         assert int(position_BL.max()) < visible
-        for row in range(ROWS):
-            for feature_E, position in zip(features_BLE[row], position_BL[row].tolist(), strict=True):
+        for place, row in enumerate(row_B.tolist()):
+            for feature_E, position in zip(features_BLE[place], position_BL[place].tolist(), strict=True):
                 self.context[row, position] = feature_E
                 self.seen += 1
 
@@ -70,16 +70,18 @@ def test_every_row_has_its_own_context_when_drafts_are_wanted(seed: int) -> None
                 kept.append((Kept(numbers) if begin else None, begin))
             tensors = torch.tensor(rows), torch.tensor(shared)
             backlog.admit(Prompts(block, *tensors, tuple(rows), tuple(kept)))  # type: ignore[arg-type]
-        # A round without drafts: rows that nobody uses give features as well, which mean nothing.
-        one = [features(n or -9, length[row], length[row] + 1) for row, n in enumerate(request)]
-        backlog.park(torch.stack(one))
+        # A round without drafts, of all rows or of those in use; rows that nobody uses give features as well.
+        about = [row for row, n in enumerate(request) if n is not None or seed % 2]
+        if about:
+            one = [features(request[row] or -9, length[row], length[row] + 1) for row in about]
+            backlog.park(torch.stack(one), torch.tensor([length[row] for row in about]), about)
         for row in range(ROWS):
             length[row] += request[row] is not None
             if request[row] is not None and (draw.random() < 0.05 or length[row] > 80):
                 backlog.leave(row)
                 request[row], length[row] = None, 0
         if draw.random() < 0.1:
-            backlog.flush(torch.tensor(length), max(length) + 6)
+            backlog.flush(max(length) + 6)
             flushes += 1
             for row, number in enumerate(request):
                 if number is not None:
@@ -96,9 +98,10 @@ def test_who_leaves_before_drafts_are_wanted_costs_nothing() -> None:
         )
         backlog.admit(prompt)
         for position in range(9, 20):
-            backlog.park(features(number, position, position + 1).expand(ROWS, 1, 2))
+            start_B = torch.full((ROWS,), position)
+            backlog.park(features(number, position, position + 1).expand(ROWS, 1, 2), start_B, range(ROWS))
         backlog.leave(2)
-    backlog.flush(torch.zeros(ROWS, dtype=torch.int64), 30)
+    backlog.flush(30)
     assert shelf.seen == 0
 
 
@@ -109,13 +112,13 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     backlog.admit(prompt)
     rounds = 0
     while not backlog.full:
-        backlog.park(torch.zeros(ROWS, 1, 2))
+        backlog.park(torch.zeros(ROWS, 1, 2), torch.full((ROWS,), 9 + rounds), range(ROWS))
         rounds += 1
     assert rounds == (3000 - 9 * 2 * 4) // (ROWS * 2 * 4) + 1
-    backlog.flush(torch.tensor([9 + rounds, 0, 0, 0]), 118)
+    backlog.flush(118)
     assert not backlog.full
     nobody = Backlog(None, ROWS)
     nobody.admit(prompt)
-    nobody.park(torch.zeros(ROWS, 1, 2))
-    nobody.flush(torch.zeros(ROWS, dtype=torch.int64), 30)
+    nobody.park(torch.zeros(ROWS, 1, 2), torch.zeros(ROWS), range(ROWS))
+    nobody.flush(30)
     assert nobody._bytes == 0

@@ -53,7 +53,7 @@ class CountingTarget:
         last = ids.gather(1, length[:, None] - 1)[:, 0]
         yield Prefill(self._logits(last), torch.zeros(*ids.shape, 1))
 
-    def verify(self, ids: torch.Tensor, start: torch.Tensor, cache: Any, visible: int) -> Any:
+    def verify(self, ids: torch.Tensor, start: torch.Tensor, cache: Any, visible: int, row: Any) -> Any:
         """Logits after every token."""
         return SimpleNamespace(logits_BTV=self._logits(ids), features_BTE=torch.zeros(*ids.shape, 1))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -162,6 +163,11 @@ def test_a_draft_is_that_of_the_module(kernels: Kernels, kind: tuple[int | None,
         for start_B in (length_B, length_B + 2):
             position_BT = start_B[:, None] + torch.arange(6)
             steps.append(work.hidden(x_BTD, position_BT, start_B, 24))
+            some_B = torch.tensor([2, 0])
+            few = work.hidden(x_BTD[some_B], position_BT[some_B], start_B[some_B], 24, some_B)
+            if work is native:
+                assert torch.equal(few, steps[-1][some_B])
+            assert (few - steps[-1][some_B]).float().norm() < 0.01 * few.float().norm()
             work.context.aim(position_BT[:, :2], 24)
             work.write(later_BTE, position_BT[:, :2])
         found.append(torch.stack(steps))
@@ -187,6 +193,29 @@ def test_drafted_texts_are_plain_ones_to_the_last_token(kernels: Kernels, temper
     drafter.draft_vocabulary = torch.arange(0, 131, 3)
     few = Engine(target, DraftProposer(target, drafter), EngineOptions(drafts="max"))
     assert [done.token_ids for done in few.generate(requests)] == alone
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("drafted", [False, True])
+def test_no_text_depends_on_its_company(kernels: Kernels, seed: int, drafted: bool) -> None:
+    """In bf16 and to the last token, prompts too long for one pass of the kernels included."""
+    draw = random.Random(seed)
+    target = make("llama", kernels, spread=0.05)
+    proposer = DraftProposer(target, drafter_of(target)) if drafted else None
+    rows = Engine(target, proposer, EngineOptions(max_rows=4, prefill_chunk=90)).open()
+    asked: dict[int, Request] = {}
+    while rows.busy or len(asked) < 12:
+        while len(asked) < 12 and (draw.random() < 0.3 or not rows.busy):
+            prompt = tuple(draw.randrange(3, 131) for _ in range(draw.choice([3, 20, 20, 70, 130])))
+            sampling = SamplingOptions(
+                max_tokens=draw.choice([2, 25]), temperature=draw.choice([0.0, 0.9]), ignore_eos=True
+            )
+            request = Request(prompt, sampling)
+            asked[rows.submit(request)] = request
+        rows.step()
+    alone = Engine(target, None, EngineOptions(prefill_chunk=90))
+    for number, request in asked.items():
+        assert rows.completions[number].token_ids == alone.generate([request])[0].token_ids
 
 
 def test_what_cannot_be_compiled_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ waits is bounded in bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -37,19 +38,37 @@ class Prompts:
     kept: tuple[tuple[Kept | None, int], ...]
 
 
+@dataclass
+class _Rounds:
+    """Rounds without drafts, one after another, of the same requests in the same rows.
+
+    Attributes:
+        requests: which request of the batch's history each row had; None where it did not decode.
+        rows: rows of the buffers.
+        start_B: position of the first round's token.
+        features: [B, 1, E] per round.
+    """
+
+    requests: tuple[int | None, ...]
+    rows: tuple[int, ...]
+    start_B: Tensor
+    features: list[Tensor] = field(default_factory=list)
+
+
 class Backlog:
     """Shows a proposer features in the order in which they came, as late as possible.
 
     Args:
         proposer: what drafts; None forgets everything.
-        rows: of the batch.
+        rows: of the buffers.
     """
 
     def __init__(self, proposer: Proposer | None, rows: int) -> None:
         self._proposer = proposer
         self._prompts: list[Prompts] = []
-        self._rounds: list[Tensor] = []
-        self._since: list[int | None] = [None] * rows
+        self._rounds: list[_Rounds] = []
+        self._request: list[int | None] = [None] * rows
+        self._admitted = 0
         self._bytes = 0
 
     @property
@@ -59,40 +78,48 @@ class Backlog:
 
     def admit(self, prompts: Prompts) -> None:
         """Newcomers begin to decode."""
+        for row in prompts.rows:
+            self._admitted += 1
+            self._request[row] = self._admitted
+        if self._proposer is not None:
+            self._prompts.append(prompts)
+            self._bytes += _size(prompts.features_BLE)
+
+    def park(self, features_B1E: Tensor, start_B: Tensor, rows: Sequence[int]) -> None:
+        """A round without drafts: every row that decodes moves on by one token.
+
+        Args:
+            features_B1E: of the rows that the round was about.
+            start_B: positions of its tokens.
+            rows: of the buffers.
+        """
         if self._proposer is None:
             return
-        self._prompts.append(prompts)
-        self._bytes += _size(prompts.features_BLE)
-        for row in prompts.rows:
-            self._since[row] = len(self._rounds)
-
-    def park(self, features_B1E: Tensor) -> None:
-        """A round without drafts: every row that decodes moves on by one token."""
-        if self._proposer is not None:
-            self._rounds.append(features_B1E)
-            self._bytes += _size(features_B1E)
+        requests = tuple(self._request[row] for row in rows)
+        if not self._rounds or self._rounds[-1].requests != requests:
+            self._rounds.append(_Rounds(requests, tuple(rows), start_B))
+        self._rounds[-1].features.append(features_B1E)
+        self._bytes += _size(features_B1E)
 
     def leave(self, row: int) -> None:
         """The request in a row has ended; nobody will ask for its drafts."""
-        self._since[row] = None
-        self._prompts = [p for p in self._prompts if any(self._since[r] is not None for r in p.rows)]
-        if all(since is None for since in self._since):
-            self._rounds = []
-        self._bytes = sum(map(_size, self._rounds)) + sum(_size(p.features_BLE) for p in self._prompts)
+        self._request[row] = None
+        self._prompts = [p for p in self._prompts if any(self._request[r] is not None for r in p.rows)]
+        self._rounds = [r for r in self._rounds if self._present(r)]
+        waiting = [feature for rounds in self._rounds for feature in rounds.features]
+        self._bytes = sum(map(_size, waiting)) + sum(_size(p.features_BLE) for p in self._prompts)
 
-    def flush(self, length_B: Tensor, visible: int) -> None:
+    def flush(self, visible: int) -> None:
         """Show the proposer all that waits.
 
         Args:
-            length_B: where the anchors stand; everything before is to be known.
-            visible: slots before which length_B lies.
+            visible: slots before which every row ends.
         """
         for prompts in self._prompts:
             self._show_prompts(prompts)
-        if self._rounds and any(since is not None for since in self._since):
-            self._show_rounds(length_B, visible)
+        for rounds in self._rounds:
+            self._show_rounds(rounds, visible)
         self._prompts, self._rounds, self._bytes = [], [], 0
-        self._since = [None if since is None else 0 for since in self._since]
 
     def _show_prompts(self, prompts: Prompts) -> None:
         assert self._proposer is not None
@@ -102,23 +129,24 @@ class Backlog:
             if text is not None:
                 self._proposer.restore(row, text.draft, shared)
 
-    def _show_rounds(self, length_B: Tensor, visible: int) -> None:
-        """The last rounds, as many as the oldest row has waited for.
-
-        Rows that have waited less were another request's, or nobody's, before: what is not theirs goes where
-        the next round writes anyway.
-        """
-        assert self._proposer is not None
-        every = len(self._rounds)
-        waited = [0 if since is None else every - since for since in self._since]
-        most = max(waited)
-        if not most:
+    def _show_rounds(self, rounds: _Rounds, visible: int) -> None:
+        """Those of requests that are still there."""
+        places = self._present(rounds)
+        if not places or self._proposer is None:
             return
-        features_BLE = torch.cat(self._rounds[every - most :], dim=1)
-        back_L = torch.arange(-most, 0, device=length_B.device)
-        own_BL = back_L >= -torch.tensor(waited, device=length_B.device)[:, None]
-        position_BL = torch.where(own_BL, length_B[:, None] + back_L, length_B[:, None])
-        self._proposer.extend(features_BLE, position_BL, visible)
+        device = rounds.start_B.device
+        place_B = torch.tensor(places, device=device)
+        row_B = torch.tensor([rounds.rows[place] for place in places], device=device)
+        features_BLE = torch.cat(rounds.features, dim=1)[place_B]
+        offset_L = torch.arange(features_BLE.shape[1], device=device)
+        self._proposer.extend(features_BLE, rounds.start_B[place_B, None] + offset_L, visible, row_B)
+
+    def _present(self, rounds: _Rounds) -> list[int]:
+        """Places of requests that still decode."""
+        pairs = enumerate(zip(rounds.requests, rounds.rows, strict=True))
+        return [
+            place for place, (number, row) in pairs if number is not None and number == self._request[row]
+        ]
 
 
 def _size(tensor: Tensor) -> int:

@@ -46,7 +46,7 @@ class DraftLength:
     Attributes:
         most: drafts that the drafter can make (K).
         fixed: always so many; None decides by what pays.
-        seconds: by (rows, drafts), rows rounded up to a power of two: what a round took.
+        seconds: by (rows, drafts), many rows rounded up: what a round took.
     """
 
     most: int
@@ -194,4 +194,7 @@ class DraftLength:
 
 
 def _bucket(rows: int) -> int:
-    return 1 << max(rows - 1, 0).bit_length()
+    """Rows whose rounds are taken to cost the same: exact while one more row matters much."""
+    if rows <= 8:
+        return rows
+    return -(-rows // 4) * 4 if rows <= 32 else 1 << (rows - 1).bit_length()

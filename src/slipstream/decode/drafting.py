@@ -46,7 +46,14 @@ class DrafterAtWork(ABC):
         """Write the keys and values of positions that the context is aimed at."""
 
     @abstractmethod
-    def hidden(self, x_BTD: Tensor, position_BT: Tensor, length_B: Tensor, visible: int) -> Tensor:
+    def hidden(
+        self,
+        x_BTD: Tensor,
+        position_BT: Tensor,
+        length_B: Tensor,
+        visible: int,
+        row_B: Tensor | None = None,
+    ) -> Tensor:
         """States of a block after the final norm, [B, T, D].
 
         Args:
@@ -54,6 +61,7 @@ class DrafterAtWork(ABC):
             position_BT: their positions, length_B[b] + t.
             length_B: context strictly before the anchor.
             visible: leading slots that hold the context and the block.
+            row_B: rows of the context; None is all, in order.
         """
 
 
@@ -67,10 +75,18 @@ class TorchDrafter(DrafterAtWork):
             self.context.update(k_BGLC, v_BGLC, layer)
 
     @torch.no_grad()
-    def hidden(self, x_BTD: Tensor, position_BT: Tensor, length_B: Tensor, visible: int) -> Tensor:
+    def hidden(
+        self,
+        x_BTD: Tensor,
+        position_BT: Tensor,
+        length_B: Tensor,
+        visible: int,
+        row_B: Tensor | None = None,
+    ) -> Tensor:
         """As the drafter's own module computes it."""
         config = self.drafter.config
-        context = tuple(self.context.read(layer, visible) for layer in range(config.num_layers))
+        whole = [self.context.read(layer, visible) for layer in range(config.num_layers)]
+        context = tuple(pair if row_B is None else (pair[0][row_B], pair[1][row_B]) for pair in whole)
         masks = decode_masks(config, length_B, visible, position_BT.shape[1])
         hidden_BTD: Tensor = self.drafter(x_BTD, position_BT, context, masks)
         return hidden_BTD
@@ -115,10 +131,17 @@ class NativeDrafter(DrafterAtWork):
         self._decoder.context(features_BLE, drafter.fc.weight, drafter.hidden_norm.weight, place)
 
     @torch.no_grad()
-    def hidden(self, x_BTD: Tensor, position_BT: Tensor, length_B: Tensor, visible: int) -> Tensor:
+    def hidden(
+        self,
+        x_BTD: Tensor,
+        position_BT: Tensor,
+        length_B: Tensor,
+        visible: int,
+        row_B: Tensor | None = None,
+    ) -> Tensor:
         """One call."""
         assert self._decoder is not None
-        self.context.aim(position_BT, visible)
+        self.context.aim(position_BT, visible, row_B)
         scale = self.drafter.config.input_embedding_scale
         x_BTD = x_BTD if scale == 1.0 else x_BTD * scale
         return self._decoder(x_BTD, self._place(x_BTD, position_BT), {})

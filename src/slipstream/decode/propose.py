@@ -50,13 +50,21 @@ class Proposer(Protocol):
     def restore(self, row: int, saved: Saved, length: int) -> None:
         """Put back the leading `length` positions of what `save` gave, into any row."""
 
-    def extend(self, features_BLE: Tensor, position_BL: Tensor, visible: int) -> None:
-        """Features of positions of all rows, all before slot `visible`; what a later call writes again was
-        not valid. A position that stands twice in a row is such a one.
+    def extend(
+        self, features_BLE: Tensor, position_BL: Tensor, visible: int, row_B: Tensor | None = None
+    ) -> None:
+        """Features of positions of all rows, or of the named ones, all before slot `visible`; what a later
+        call writes again was not valid.
         """
 
     def propose(
-        self, anchor_B: Tensor, length_B: Tensor, num_drafts: int, visible: int, chooser: DraftChooser
+        self,
+        anchor_B: Tensor,
+        length_B: Tensor,
+        num_drafts: int,
+        visible: int,
+        chooser: DraftChooser,
+        row_B: Tensor | None = None,
     ) -> Proposal:
         """Draft for positions after the anchor.
 
@@ -66,6 +74,7 @@ class Proposer(Protocol):
             num_drafts: K.
             visible: leading context slots that can hold anything valid.
             chooser: turns draft logits into tokens.
+            row_B: rows that anchors and lengths are of; None is all, in order.
         """
 
 
@@ -125,9 +134,11 @@ class DraftProposer:
         """Keys and values of the context."""
         self._work.context.restore(row, saved, length)
 
-    def extend(self, features_BLE: Tensor, position_BL: Tensor, visible: int) -> None:
-        """Write the keys and values of new positions of all rows."""
-        self._write(features_BLE, position_BL, visible, None)
+    def extend(
+        self, features_BLE: Tensor, position_BL: Tensor, visible: int, row_B: Tensor | None = None
+    ) -> None:
+        """Write the keys and values of new positions."""
+        self._write(features_BLE, position_BL, visible, row_B)
 
     def _write(self, features_BLE: Tensor, position_BL: Tensor, visible: int, row_B: Tensor | None) -> None:
         """Write the keys and values of features at their positions."""
@@ -136,7 +147,13 @@ class DraftProposer:
 
     @torch.no_grad()
     def propose(
-        self, anchor_B: Tensor, length_B: Tensor, num_drafts: int, visible: int, chooser: DraftChooser
+        self,
+        anchor_B: Tensor,
+        length_B: Tensor,
+        num_drafts: int,
+        visible: int,
+        chooser: DraftChooser,
+        row_B: Tensor | None = None,
     ) -> Proposal:
         """One drafter pass over [anchor, MASK x K]."""
         config = self._drafter.config
@@ -144,7 +161,7 @@ class DraftProposer:
         ids_BT = torch.cat([anchor_B[:, None], masked], dim=1)
         position_BT = length_B[:, None] + torch.arange(num_drafts + 1, device=length_B.device)
         x_BTD = self._target.embed(ids_BT).to(self._work.dtype)
-        hidden_BTD = self._work.hidden(x_BTD, position_BT, length_B, visible)
+        hidden_BTD = self._work.hidden(x_BTD, position_BT, length_B, visible, row_B)
         hidden_BKD = hidden_BTD[:, 1:].to(self._target.dtype)
         if self._ids_V is None:
             raw_BKV = self._target.unembed(hidden_BKD)
@@ -175,11 +192,19 @@ class NullProposer:
     def restore(self, row: int, saved: Saved, length: int) -> None:
         """Nothing to remember."""
 
-    def extend(self, features_BLE: Tensor, position_BL: Tensor, visible: int) -> None:
+    def extend(
+        self, features_BLE: Tensor, position_BL: Tensor, visible: int, row_B: Tensor | None = None
+    ) -> None:
         """Nothing to remember."""
 
     def propose(
-        self, anchor_B: Tensor, length_B: Tensor, num_drafts: int, visible: int, chooser: DraftChooser
+        self,
+        anchor_B: Tensor,
+        length_B: Tensor,
+        num_drafts: int,
+        visible: int,
+        chooser: DraftChooser,
+        row_B: Tensor | None = None,
     ) -> Proposal:
         """The anchor again and again, not offered."""
         return Proposal(anchor_B[:, None].expand(-1, num_drafts), offered=False)

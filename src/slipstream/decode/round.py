@@ -22,6 +22,8 @@ class Batch:
     """What a batch of requests has on the device.
 
     Attributes:
+        rows: of the buffers, that the rounds are about.
+        row_B: the same on the device; None is all of them, in order.
         anchor_B: last committed token of each row.
         length_B: its position; context lies strictly before it. 0 in rows that nobody uses.
         num_drafts: K of the next round.
@@ -35,6 +37,8 @@ class Batch:
     options: EngineOptions
     num_drafts: int
     cache: TargetCache
+    rows: tuple[int, ...]
+    row_B: Tensor | None
     anchor_B: Tensor
     length_B: Tensor
     active_B: Tensor
@@ -60,14 +64,14 @@ def run_round(batch: Batch, visible: int) -> list[list[int]]:
     """
     proposal = _propose(batch, visible)
     ids_BT = torch.cat([batch.anchor_B[:, None], proposal.drafts_BK], dim=1)
-    verified = batch.target.verify(ids_BT, batch.length_B, batch.cache, visible)
+    verified = batch.target.verify(ids_BT, batch.length_B, batch.cache, visible, batch.row_B)
     position_BT = batch.length_B[:, None] + torch.arange(1, ids_BT.shape[1] + 1, device=ids_BT.device)
     logits_BTV = batch.history.adjust(verified.logits_BTV, proposal.drafts_BK, position_BT)
     verdict, short_B = accept(batch, proposal, logits_BTV, position_BT)
     if batch.num_drafts and batch.proposer is not None:
-        batch.proposer.extend(verified.features_BTE, position_BT - 1, visible)
+        batch.proposer.extend(verified.features_BTE, position_BT - 1, visible, batch.row_B)
     else:
-        batch.backlog.park(verified.features_BTE)
+        batch.backlog.park(verified.features_BTE, batch.length_B, batch.rows)
     rows = _read(verdict, short_B & (batch.active_B > 0))
     if any(row[-1] for row in rows):
         # Rare: the likeliest tokens did not reach top_p, so the filter is run again over all of them.
@@ -93,7 +97,9 @@ def _propose(batch: Batch, visible: int) -> Proposal:
     """Drafts of the proposer, or none at all."""
     if batch.proposer is None or not batch.num_drafts:
         return Proposal(batch.anchor_B.new_empty(len(batch.anchor_B), 0))
-    return batch.proposer.propose(batch.anchor_B, batch.length_B, batch.num_drafts, visible, batch.chooser)
+    return batch.proposer.propose(
+        batch.anchor_B, batch.length_B, batch.num_drafts, visible, batch.chooser, batch.row_B
+    )
 
 
 def _read(verdict: Verdict, short_B: Tensor) -> list[list[int]]:

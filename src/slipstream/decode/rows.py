@@ -98,7 +98,11 @@ class Rows:
         self._reading: _Reading | None = None
         self._submitted = 0
         nothing_B = torch.zeros(cache.rows, dtype=torch.int64, device=target.device)
-        self._batch = Batch(target, proposer, options, block_size - 1, cache, nothing_B, nothing_B, nothing_B)
+        self._anchor_R, self._length_R = nothing_B, nothing_B
+        self._batch = Batch(
+            *(target, proposer, options, block_size - 1, cache),
+            *(tuple(range(cache.rows)), None, nothing_B, nothing_B, nothing_B),
+        )
         if proposer is not None:
             proposer.begin(cache.rows, cache.slots)
 
@@ -179,7 +183,7 @@ class Rows:
             self._table[row], self._lengths[row], tracker.cached_tokens = tracker, shared, shared
             if text is not None:
                 cache.restore(row, text.target, shared)
-        self._batch.length_B = self._batch.length_B.index_copy(0, row_B, start_B)
+        self._stand(row_B, start_B)
         part = max(_LEAST_PART, self._options.prefill_chunk // len(newcomers))
         parts = self._target.prefill_parts(
             *(ids_BL.to(device), length_B, cache, part, row_B, start_B, max(starts))
@@ -216,7 +220,7 @@ class Rows:
         if isinstance(reached, int):
             for row, (_, shared) in zip(newcomers, reading.kept, strict=True):
                 self._lengths[row] = shared + reached
-            self._batch.length_B = self._batch.length_B.index_copy(0, row_B, reading.start_B + reached)
+            self._stand(row_B, reading.start_B + reached)
             return []
         length_B = reading.start_B + reading.length_B
         self._reading = None
@@ -234,8 +238,7 @@ class Rows:
         ]
         for row, tracker in newcomers.items():
             self._lengths[row] = len(tracker.request.prompt_ids)
-        self._batch.anchor_B = self._batch.anchor_B.index_copy(0, row_B, tokens_B)
-        self._batch.length_B = self._batch.length_B.index_copy(0, row_B, length_B)
+        self._stand(row_B, length_B, tokens_B)
         self._refresh()
         return pieces
 
@@ -265,10 +268,10 @@ class Rows:
         drafts = self._draft_length.choose([tracker.index for tracker in running.values()])
         self._batch.num_drafts = drafts
         if drafts or self._batch.backlog.full:
-            self._batch.backlog.flush(self._batch.length_B, visible)
+            self._batch.backlog.flush(visible)
         # What a round takes, not what earlier ones have left to it.
         begun = time.perf_counter()
-        said = run_round(self._batch, visible)
+        said = dict(zip(self._batch.rows, run_round(self._batch, visible), strict=True))
         now = time.perf_counter()
         accepted = {tracker.index: len(said[row]) - 1 for row, tracker in running.items()}
         self._draft_length.note(accepted, drafts, now - begun)
@@ -304,7 +307,7 @@ class Rows:
         """Their requests do not use these rows any more."""
         if rows and self._prefixes.most_tokens:
             # While the lengths still say how far the rows reach.
-            self._batch.backlog.flush(self._batch.length_B, self._visible())
+            self._batch.backlog.flush(self._visible())
         for row, tracker in rows.items():
             self._keep(row, tracker)
             self._batch.backlog.leave(row)
@@ -322,24 +325,55 @@ class Rows:
             text = Kept(np.asarray(ids, dtype=np.int64), self._batch.cache.save(row, length), draft)
             self._prefixes.put(text)
 
-    def _refresh(self) -> None:
-        """Tell the device which rows decode and how; free rows stand still at position 0.
+    def _stand(self, row_B: Tensor, length_B: Tensor, anchor_B: Tensor | None = None) -> None:
+        """Say how long the context of some rows is, and what was said last."""
+        self._settle()
+        self._length_R = self._length_R.index_copy(0, row_B, length_B)
+        if anchor_B is not None:
+            self._anchor_R = self._anchor_R.index_copy(0, row_B, anchor_B)
+        self._take()
 
-        A last block may overshoot a row's limit. Were the row to stay there, the blocks it still takes part
-        in would pass the end of the buffers, and every pass would read slots that nobody needs.
+    def _settle(self) -> None:
+        """Note where the rounds have brought their rows."""
+        batch = self._batch
+        if batch.row_B is None:
+            self._anchor_R, self._length_R = batch.anchor_B, batch.length_B
+        else:
+            self._anchor_R = self._anchor_R.index_copy(0, batch.row_B, batch.anchor_B)
+            self._length_R = self._length_R.index_copy(0, batch.row_B, batch.length_B)
+
+    def _take(self) -> None:
+        """Hand anchors and lengths to the rounds."""
+        batch = self._batch
+        batch.anchor_B, batch.length_B = self._anchor_R, self._length_R
+        if batch.row_B is not None:
+            batch.anchor_B, batch.length_B = batch.anchor_B[batch.row_B], batch.length_B[batch.row_B]
+
+    def _refresh(self) -> None:
+        """Tell the device which rows decode and how.
+
+        Where companions do not change a token's bits, the rounds are about those rows alone. Elsewhere their
+        shape stays, and free rows stand still at position 0: a last block may overshoot a row's limit, and
+        were the row to stay there, the blocks it still takes part in would pass the end of the buffers.
         """
         info, device, batch = self._target.info, self._target.device, self._batch
-        requests = [_NOBODY if tracker is None else tracker.request for tracker in self._table]
-        said = [[] if tracker is None else tracker.token_ids for tracker in self._table]
+        self._settle()
+        running, every = self._running(), range(len(self._table))
+        alone = self._target.kernels is not None and 0 < len(running) < len(every)
+        batch.rows = tuple(running) if alone else tuple(every)
+        batch.row_B = torch.tensor(batch.rows, device=device) if alone else None
+        self._length_R = self._length_R * torch.tensor([t is not None for t in self._table], device=device)
+        self._take()
+        trackers = [self._table[row] for row in batch.rows]
+        requests = [_NOBODY if tracker is None else tracker.request for tracker in trackers]
+        said = [[] if tracker is None else tracker.token_ids for tracker in trackers]
         batch.settings = self._settings(requests)
         batch.history = History(requests, info.vocab_size, info.eos_token_ids, device, said)
         batch.chooser = make_chooser(
             batch.settings, self._options.acceptor, self._options.draft_noise, info.vocab_size
         )
-        unfinished = {row for row, tracker in self._running().items() if not tracker.finish_reason}
-        active = [row in unfinished for row in range(len(self._table))]
+        active = [row in running and not running[row].finish_reason for row in batch.rows]
         batch.active_B = torch.tensor(active, device=device).long()
-        batch.length_B = batch.length_B * torch.tensor([t is not None for t in self._table], device=device)
 
     def _set_taps(self) -> None:
         """Have the target read what the proposer wants."""

@@ -179,17 +179,24 @@ inline void product(const bf16 *w, int64_t in, const bf16 *x, int64_t stride, in
         return;
     }
     const int64_t piece = std::max<int64_t>(8, PIECE / (in * 2) / 8 * 8);
-    const int tiles = int((tokens + 3) / 4);
+    // Three tokens behind others take a whole tile as well, together with one that has its sum already.
+    const bool again = tokens > 4 && tokens % 4 == 3;
+    const int tiles = int(std::max<int64_t>(1, tokens / 4 + again));
     for (int64_t o = begin; o < end; o += piece) {
         int64_t stop = std::min(end, o + piece), t = 0;
         auto shifted = [&](int64_t out, int s, float v) { sink(out, t + s, v); };
-        for (; t + 4 <= tokens; t += 4) {
-            int i = int(t / 4);
+        for (int i = 0; t + 4 <= tokens; t += 4, i++)
             outputs<4, 4>(w, in, x + t * stride, stride, o, stop, {piece * in, 4 * i / tiles, 4 * (i + 1) / tiles}, shifted);
+        if (again) {
+            const int i = tiles - 1;
+            t = tokens - 4;
+            auto fresh = [&](int64_t out, int s, float v) { if (s) sink(out, t + s, v); };
+            outputs<4, 4>(w, in, x + t * stride, stride, o, stop, {piece * in, 4 * i / tiles, 4}, fresh);
+            continue;
         }
         const bf16 *rest = x + t * stride;
         const int last = tokens < 4 ? 0 : 99;  // the tiles of four have fetched everything
-        if (tokens - t == 3) outputs<5, 3>(w, in, rest, stride, o, stop, {piece * in, last, 5}, shifted);
+        if (tokens - t == 3) outputs<4, 3>(w, in, rest, stride, o, stop, {piece * in, last, 4}, shifted);
         if (tokens - t == 2) outputs<8, 2>(w, in, rest, stride, o, stop, {piece * in, last, 8}, shifted);
         if (tokens - t == 1) outputs<8, 1>(w, in, rest, stride, o, stop, {piece * in, last, 8}, shifted);
     }

@@ -24,8 +24,9 @@ _FAMILIES = frozenset({"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}
 #: Rows times key/value heads from which plain products beat torch's fused attention on a CPU (one token per
 #: row).
 _MANY = 48
-#: Most tokens of a pass on the compiled kernels; oneDNN's products win beyond.
-FEW = 64
+#: Most tokens of a row in a pass on the compiled kernels, and of all rows: oneDNN's products win beyond. A row's
+#: numbers must not depend on its company, so rounds stay far below the second.
+FEW, FEW_IN_ALL = 64, 1024
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class LeanDecoder:
             States after the final norm, [B, T, D].
         """
         x_BTD = self._embed(ids_BT)
-        if self.native is not None and ids_BT.numel() <= FEW:
+        if self.native is not None and ids_BT.shape[1] <= FEW and ids_BT.numel() <= FEW_IN_ALL:
             buffers = cache.buffers(len(self._layers), self._kv_heads, self._head_dim, x_BTD)
             return self.native(x_BTD, Place(position_BT, rotary_BT, cache.row_B, buffers), taps)
         masks = pass_masks(position_BT, visible, self._windows, x_BTD.dtype)

@@ -18,7 +18,7 @@ from slipstream.core.errors import TargetError
 from slipstream.native import Kernels, can_multiply, native_product
 from slipstream.target.cache import TargetCache
 from slipstream.target.family import TargetInfo, check_config, check_modules, describe, layer_windows
-from slipstream.target.lean import FEW, lean_decoder
+from slipstream.target.lean import FEW, FEW_IN_ALL, lean_decoder
 from slipstream.target.masks import pass_masks
 from slipstream.target.modules import cache_argument, decoder_layers, output_embedding, row_count
 from slipstream.target.taps import Taps
@@ -149,7 +149,7 @@ class Target:
 
     def _kernels_for(self, hidden_BTD: Tensor) -> Kernels | None:
         """The kernels where they can read the output embedding and are to multiply so many states by it."""
-        few = hidden_BTD.numel() <= FEW * hidden_BTD.shape[-1]
+        few = hidden_BTD.numel() <= FEW_IN_ALL * hidden_BTD.shape[-1] and hidden_BTD.shape[-2] <= FEW
         able = self._native_head is not None and not hidden_BTD.requires_grad
         return self.kernels if able and few else None
 
@@ -274,16 +274,22 @@ class Target:
 
     @torch.no_grad()
     def verify(
-        self, ids_BT: Tensor, start_B: Tensor, cache: TargetCache, visible: int | None = None
+        self,
+        ids_BT: Tensor,
+        start_B: Tensor,
+        cache: TargetCache,
+        visible: int | None = None,
+        row_B: Tensor | None = None,
     ) -> Verified:
         """Runs one block per row, each at its own position.
 
         Args:
             ids_BT: int64 tokens; token [b, t] sits at position start_B[b] + t.
             start_B: int64 positions; everything before them must already be in the cache.
-            cache: with B rows; start_B + T must not exceed its slots.
+            cache: start_B + T must not exceed its slots.
             visible: leading slots to read, at least max(start_B) + T; a caller that knows it on the host
                 saves attention over empty slots. None reads them all.
+            row_B: int64 rows of the cache, distinct; None is all of them, in order.
 
         Returns:
             Logits and features of every token.
@@ -291,7 +297,7 @@ class Target:
         position_BT = start_B[:, None] + torch.arange(ids_BT.shape[1], device=self.device)
         features_BTE = self._new_features(*ids_BT.shape)
         slots = cache.slots if visible is None else visible
-        hidden_BTD = self._pass(ids_BT, position_BT, cache, slots, features_BTE)
+        hidden_BTD = self._pass(ids_BT, position_BT, cache, slots, features_BTE, row_B)
         return Verified(self.head(hidden_BTD), features_BTE)
 
     @torch.no_grad()
