@@ -24,8 +24,8 @@ _FAMILIES = frozenset({"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}
 #: Rows times key/value heads from which plain products beat torch's fused attention on a CPU (one token per
 #: row).
 _MANY = 48
-#: Most tokens of a row in a pass on the compiled kernels, and of all rows: oneDNN's products win beyond. A row's
-#: numbers must not depend on its company, so rounds stay far below the second.
+#: Most tokens of a row in a pass on the compiled kernels, and of all rows: oneDNN's products win beyond. A
+#: row's numbers must not depend on its company, so rounds stay far below the second.
 FEW, FEW_IN_ALL = 64, 1024
 
 
