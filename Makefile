@@ -10,12 +10,13 @@ TEST_WORKERS ?= 2
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format clean
+.PHONY: help demo test check format gpu clean
 
 help:
 	@echo "make demo     install into $(VENV), prepare the bundled model, run the demo"
 	@echo "make test     install the test tools and run every test"
 	@echo "make check    formatting, lint, types and the rules of the code"
+	@echo "make gpu      what has to be known on a CUDA card; without one, what it would do"
 	@echo "make format   rewrite the code in the project's format"
 	@echo "make clean    remove $(VENV), caches and build output"
 
@@ -34,6 +35,9 @@ check: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+gpu: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/gpu.py -o gpu.json $(ARGS)
 
 # The stamp files keep a second call from installing again.
 $(BIN)/python:
