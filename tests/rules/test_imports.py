@@ -25,7 +25,7 @@ TOP = {"cli", "__init__", "__main__"}  # may use all
 ONE_FOLDER = {
     "cyclopts": "cli",
     "rich": "cli",
-    "gguf": "target",
+    "gguf": "formats",
     "accelerate": "train",
     "datasets": "data",
     "fastapi": "serve",
