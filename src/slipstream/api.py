@@ -16,7 +16,7 @@ from slipstream.core.options import EngineOptions, SamplingOptions, TargetOption
 from slipstream.core.records import Completion, Piece, Request
 from slipstream.decode import DraftProposer, Engine, Report, RequestReport, check
 from slipstream.decode.lossless import Difference, first_difference
-from slipstream.formats import read_zlab
+from slipstream.formats import read_drafter
 from slipstream.model import Drafter
 from slipstream.target import Target, TargetInfo, load_target, packed
 
@@ -282,7 +282,7 @@ def load(
     Args:
         target: `smollm2` (bundled), a hub id, a folder or a GGUF file.
         draft: `auto` takes the bundled drafter where the target has one and decodes plainly elsewhere (`note`
-            says so); a folder or hub id of a z-lab checkpoint; None decodes plainly.
+            says so); a folder, GGUF file or hub id of a checkpoint in any layout; None decodes plainly.
         target_options: dtype and device.
         engine_options: block size, acceptor and limits.
         progress: called with a line for people whenever something takes long.
@@ -295,7 +295,7 @@ def load(
     folder, note = _find_drafter(loaded.info, draft, progress)
     drafter = None
     if folder is not None:
-        drafter = read_zlab(folder, loaded.info, device=loaded.device, dtype=loaded.dtype)
+        drafter = read_drafter(folder, loaded.info, loaded, device=loaded.device, dtype=loaded.dtype)
         if target_options.pack:
             packed(drafter)
     return Session(loaded, drafter, engine_options, note)
@@ -315,7 +315,7 @@ def _find_drafter(info: TargetInfo, draft: str | None, progress: Progress | None
     if draft == "auto":
         folder = bundled_drafter(info)
         return folder, "" if folder else f"no drafter is bundled for {info.name}, so it is decoded plainly"
-    if Path(draft).is_dir():
+    if Path(draft).exists():
         return Path(draft), ""
     return _download(draft, progress), ""
 

@@ -1,4 +1,4 @@
-"""What all layouts share: reading JSON and safetensors, exact names and shapes, and the comparison after a write.
+"""What all layouts share: JSON, safetensors, exact names and shapes, the comparison after a write.
 
 Not a layout: what names and keys a layout has stands in its own module.
 """
@@ -26,7 +26,6 @@ from slipstream.model import DraftConfig, Drafter, decode_masks
 #: Larger integers are damage, not shapes.
 MOST = 1 << 31
 _LAYERS = 512
-
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -246,7 +245,9 @@ def compare_back(drafter: Drafter, again: Drafter, dtype: torch.dtype) -> None:
         if getattr(before, name) != getattr(after, name):
             raise CheckpointError(f"{name} reads back as {getattr(after, name)!r}, so nothing was written")
     meant, found = stored_tensors(drafter, dtype), again.state_dict()
-    wrong = [name for name, tensor in meant.items() if not torch.equal(tensor.float(), found[name].float().cpu())]
+    wrong = [
+        name for name, tensor in meant.items() if not torch.equal(tensor.float(), found[name].float().cpu())
+    ]
     if wrong:
         raise CheckpointError(f"tensor {wrong[0]} reads back differently, so nothing was written")
     ours, theirs = fixed_block(before, meant), fixed_block(after, found)

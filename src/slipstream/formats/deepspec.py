@@ -1,4 +1,4 @@
-"""The layout of DeepSpec's DFlash checkpoints: DSpark's class without a Markov head; drafts begin at the anchor's slot.
+"""The layout of DeepSpec's DFlash: DSpark's class without a Markov head; the anchor's slot drafts too.
 
 Read only: Slipstream trains no such drafters.
 """

@@ -1,6 +1,7 @@
 """A checkpoint's own copies of the target's embedding and head: compared with the target's and left out.
 
-Slipstream's drafters borrow both ends. Copies that equal the target's say nothing new; anything else is refused.
+Slipstream's drafters borrow both ends. Copies that equal the target's say nothing new; anything else is
+refused.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def take_ends(tensors: dict[str, Tensor], vocab_size: int, ends: TargetEnds | No
         return ids
     if ends is None:
         raise CheckpointError(
-            "the checkpoint has its own embedding or head; name its target with -t, so that they can be compared "
+            "the checkpoint has its own embedding or head; name its target with -t, so that they can "
+            "be compared "
             "with the target's"
         )
     if embedding is not None:

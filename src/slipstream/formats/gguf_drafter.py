@@ -1,7 +1,7 @@
 """Drafters as GGUF files of the architecture `dflash`, which llama.cpp and Ollama load.
 
-Keys and names are those of llama.cpp's converter. What they cannot hold exactly (a float64, the depth of the target)
-stands beside them under `slipstream.`, which other readers skip.
+Keys and names are those of llama.cpp's converter. What they cannot hold exactly (a float64, the depth of
+the target) stands beside them under `slipstream.`, which other readers skip.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ import numpy as np
 import torch
 
 from slipstream.core.errors import CheckpointError
-from slipstream.formats.checkpoint import build_drafter, check_layers, compare_back, integer, number, stored_tensors
+from slipstream.formats.checkpoint import (
+    build_drafter,
+    check_layers,
+    compare_back,
+    integer,
+    number,
+    stored_tensors,
+)
 from slipstream.formats.ends import EMBEDDING, HEAD, TO_TARGET, TargetEnds, take_ends
 from slipstream.formats.gguf_file import FILE_TYPES, one_architecture, put_tensor, read_gguf, writing_gguf
 from slipstream.formats.gguf_tokenizer import Vocabulary, put_vocabulary
@@ -88,7 +95,8 @@ def read_gguf_drafter(
 
     Args:
         path: GGUF file.
-        info: the target it must fit; None skips that check. Its depth is taken where the file does not say it.
+        info: the target it must fit; None skips that check. Its depth is taken where the file does not say
+        it.
         ends: of the target, to compare the file's own embedding and head with.
         device: where the drafter goes.
         dtype: of its weights.
@@ -101,7 +109,9 @@ def read_gguf_drafter(
     fields, load = read_gguf(path)
     name = one_architecture(fields)
     if name != ARCHITECTURE:
-        raise CheckpointError(f"{path} is a GGUF file of the architecture {name}, not a {ARCHITECTURE} drafter")
+        raise CheckpointError(
+            f"{path} is a GGUF file of the architecture {name}, not a {ARCHITECTURE} drafter"
+        )
     stored = load()
     width = stored["fc.weight"].shape[-1] if "fc.weight" in stored and stored["fc.weight"].dim() == 2 else 0
     config = parse_fields(fields, width, None if info is None else info.num_layers)
@@ -165,14 +175,16 @@ def check_expressible(config: DraftConfig) -> None:
     """
     if len(set(config.causal)) > 1:
         raise CheckpointError(
-            "GGUF has one causality for all layers, this drafter mixes causal and bidirectional ones; llama.cpp and "
+            "GGUF has one causality for all layers, this drafter mixes causal and bidirectional "
+            "ones; llama.cpp and "
             "Ollama cannot run it"
         )
     if len({window for window in config.windows if window is not None}) > 1:
         raise CheckpointError("GGUF has one sliding window for all layers, this drafter has several")
     if config.from_anchor:
         raise CheckpointError(
-            "llama.cpp reads drafts from the anchor's slot only of DSpark drafters, so this one cannot be expressed"
+            "llama.cpp reads drafts from the anchor's slot only of DSpark drafters, so this one "
+            "cannot be expressed"
         )
     if config.target_width != config.width:
         raise CheckpointError("llama.cpp takes the target's width for the drafter's, here they differ")
@@ -190,9 +202,11 @@ def parse_fields(fields: Mapping[str, Any], feature_width: int, target_layers: i
         CheckpointError: one sentence that names the key.
     """
     own = {key[len(ARCHITECTURE) + 1 :]: value for key, value in fields.items() if key.startswith("dflash.")}
-    extra = {key[len("slipstream.") :]: value for key, value in fields.items() if key.startswith("slipstream.")}
+    extra = {
+        key[len("slipstream.") :]: value for key, value in fields.items() if key.startswith("slipstream.")
+    }
     _refuse_unknown(fields, own, extra)
-    integers = {field: integer(_need(own, key), key) for field, key in _INTEGERS.items()}
+    integers: dict[str, Any] = {field: integer(_need(own, key), key) for field, key in _INTEGERS.items()}
     layers = integers["num_layers"]
     check_layers(layers)
     taps = _need(own, "target_layers")
@@ -204,9 +218,10 @@ def parse_fields(fields: Mapping[str, Any], feature_width: int, target_layers: i
     causal = own.get("attention.causal", False)
     if type(causal) is not bool:
         raise CheckpointError(f"dflash.attention.causal must be true or false, not {causal!r}")
+    floats: dict[str, Any] = {field: _exact(own, extra, key, field) for field, (key, _) in _FLOATS.items()}
     return DraftConfig(
         **integers,
-        **{field: _exact(own, extra, key, field) for field, (key, _) in _FLOATS.items()},
+        **floats,
         vocab_size=_vocab_size(fields, own, extra),
         mask_token_id=integer(fields.get(MASK_KEY), MASK_KEY),
         target_layer_ids=tuple(item - 1 for item in taps),
@@ -259,13 +274,19 @@ def _refuse_unknown(fields: Mapping[str, Any], own: Mapping[str, Any], extra: Ma
         raise CheckpointError("this is a DFlash 2 drafter, which is not supported")
     known = _OTHER | _DSPARK | _DFLASH2 | set(_INTEGERS.values()) | {key for key, _ in _FLOATS.values()}
     wrong = [f"dflash.{key}" for key in own if key not in known]
-    wrong += [f"slipstream.{key}" for key in extra if key not in {*_FLOATS, "num_target_layers", "vocab_size"}]
+    wrong += [
+        f"slipstream.{key}" for key in extra if key not in {*_FLOATS, "num_target_layers", "vocab_size"}
+    ]
     wrong += [key for key in fields if not key.startswith(("dflash.", "slipstream.", *_INERT))]
     if wrong:
         raise CheckpointError(f"key {min(wrong)} in the GGUF file is unknown to this layout")
-    head, value, turned = (own.get(k) for k in ("attention.key_length", "attention.value_length", "rope.dimension_count"))
+    head, value, turned = (
+        own.get(k) for k in ("attention.key_length", "attention.value_length", "rope.dimension_count")
+    )
     if value not in (None, head) or turned not in (None, head):
-        raise CheckpointError("the GGUF file has heads of several widths or a partial rotation; neither is supported")
+        raise CheckpointError(
+            "the GGUF file has heads of several widths or a partial rotation; neither is supported"
+        )
 
 
 def _exact(own: Mapping[str, Any], extra: Mapping[str, Any], key: str, field: str) -> float | None:
@@ -300,7 +321,9 @@ def _vocab_size(fields: Mapping[str, Any], own: Mapping[str, Any], extra: Mappin
     said = {len(tokens)} if isinstance(tokens, list) else set()
     said |= {integer(place["vocab_size"], "vocab_size") for place in (own, extra) if "vocab_size" in place}
     if len(said) != 1:
-        raise CheckpointError("the GGUF file does not say how many tokens there are, or says it in several ways")
+        raise CheckpointError(
+            "the GGUF file does not say how many tokens there are, or says it in several ways"
+        )
     return said.pop()
 
 

@@ -1,4 +1,6 @@
-"""GGUF files as names, values and tensors, by the gguf package; what they mean for a drafter is `gguf_drafter`'s business."""
+"""GGUF files as names, values and tensors, by the gguf package; what they mean for a drafter is
+`gguf_drafter`'s business.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,12 @@ def _tensor(stored: Any) -> Tensor:
     data = np.array(stored.data)  # out of the memory map, which ends with the reader
     if stored.tensor_type == GGMLQuantizationType.BF16:
         return torch.from_numpy(data.view(np.uint8).reshape(-1)).view(torch.bfloat16).reshape(shape)
-    kept = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.I32, GGMLQuantizationType.I64)
+    kept = (
+        GGMLQuantizationType.F32,
+        GGMLQuantizationType.F16,
+        GGMLQuantizationType.I32,
+        GGMLQuantizationType.I64,
+    )
     if stored.tensor_type not in kept:
         data = dequantize(data, stored.tensor_type)
     return torch.from_numpy(data).reshape(shape)

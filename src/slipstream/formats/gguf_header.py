@@ -12,6 +12,7 @@ from typing import Final
 
 from slipstream.core.errors import CheckpointError
 
+_MAGIC: Final = int.from_bytes(b"GGUF", "little")
 _STRING, _ARRAY = 8, 9
 #: Bytes of a value by its type number (GGUF version 3).
 _SIZES: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
@@ -38,8 +39,8 @@ class _Walk:
 
     def whole(self) -> None:
         """Everything before the tensors' data."""
-        magic, version = self._take("4sI")
-        if magic != b"GGUF":
+        magic, version = self._take("II")
+        if magic != _MAGIC:
             raise CheckpointError(f"{self._path} is not a GGUF file")
         if version not in (2, 3):
             raise CheckpointError(f"{self._path} is GGUF version {version}; 2 and 3 are known")

@@ -1,4 +1,4 @@
-"""Targets of the Llama and Qwen3 families as GGUF files, so that a drafter and its target can be handed over together.
+"""Targets of the Llama and Qwen3 families as GGUF files, to be handed over beside their drafter.
 
 Not a general converter: other families are left to llama.cpp's own.
 """
@@ -39,7 +39,12 @@ _QK_NORMS: Final = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn
 
 
 def write_gguf_target(
-    folder: Path, path: Path, *, name: str = "target", dtype: torch.dtype = torch.bfloat16, force: bool = False
+    folder: Path,
+    path: Path,
+    *,
+    name: str = "target",
+    dtype: torch.dtype = torch.bfloat16,
+    force: bool = False,
 ) -> None:
     """Write a target, read it back, compare every tensor, then rename.
 
@@ -57,7 +62,9 @@ def write_gguf_target(
     raw = read_json(folder / "config.json")
     family = _check(raw, folder)
     shape = {key: integer(raw.get(key), key) for key in _SHAPE}
-    shape["head_dim"] = integer(raw.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"], "head_dim")
+    shape["head_dim"] = integer(
+        raw.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"], "head_dim"
+    )
     check_layers(shape["num_hidden_layers"])
     vocabulary = read_vocabulary(folder, shape["vocab_size"])
     with writing_gguf(path, family, force) as (writer, finish):
@@ -93,7 +100,11 @@ def _check(raw: Mapping[str, Any], folder: Path) -> str:
     """
     family = raw.get("model_type")
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    odd = [key for key in ("attention_bias", "mlp_bias", "use_sliding_window", "quantization_config") if raw.get(key)]
+    odd = [
+        key
+        for key in ("attention_bias", "mlp_bias", "use_sliding_window", "quantization_config")
+        if raw.get(key)
+    ]
     odd += ["rope scaling"] if rope.get("rope_type", rope.get("type", "default")) != "default" else []
     if family not in FAMILIES or odd:
         what = f"of the family {family}" if family not in FAMILIES else f"with {odd[0]}"
@@ -153,7 +164,7 @@ def _turned(tensor: Tensor, name: str, family: str, shape: Mapping[str, int]) ->
     key = heads.get(name.split(".")[-2])
     if family != "llama" or key is None:
         return tensor
-    split = tensor.unflatten(0, (shape[key], 2, shape["head_dim"] // 2))
+    split = tensor.reshape(shape[key], 2, shape["head_dim"] // 2, -1)
     return split.transpose(1, 2).reshape(tensor.shape)
 
 
@@ -167,4 +178,6 @@ def _compare(written: Mapping[str, Tensor], path: Path, dtype: torch.dtype) -> N
         if name not in found or not torch.equal(found[name], tensor.to(stored_dtype(tensor, dtype)))
     ]
     if wrong or len(found) != len(written):
-        raise CheckpointError(f"tensor {min(wrong, default='?')} reads back differently, so nothing was written")
+        raise CheckpointError(
+            f"tensor {min(wrong, default='?')} reads back differently, so nothing was written"
+        )

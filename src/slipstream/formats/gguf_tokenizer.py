@@ -59,7 +59,11 @@ def read_vocabulary(folder: Path, size: int) -> Vocabulary:
     """
     raw = read_json(folder / "tokenizer.json")
     model = raw.get("model")
-    if not isinstance(model, Mapping) or model.get("type") != "BPE" or not isinstance(model.get("vocab"), Mapping):
+    if (
+        not isinstance(model, Mapping)
+        or model.get("type") != "BPE"
+        or not isinstance(model.get("vocab"), Mapping)
+    ):
         raise CheckpointError(f"the tokenizer of {folder} is no byte-level BPE; {_CONVERTER}")
     splitting = _splitting(raw, folder)
     tokens, types = _tokens(model["vocab"], raw.get("added_tokens") or [], size, folder)
@@ -68,7 +72,9 @@ def read_vocabulary(folder: Path, size: int) -> Vocabulary:
     settings = read_json(path) if path.exists() else {}
     places = {token: number for number, token in enumerate(tokens)}
     roles = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-    special = {role: places[name] for role, key in roles.items() if (name := _name(settings.get(key))) in places}
+    special = {
+        role: places[name] for role, key in roles.items() if (name := _name(settings.get(key))) in places
+    }
     first = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("a").ids[:1]
     return Vocabulary(
         tokens,
@@ -131,7 +137,9 @@ def _splitting(raw: Mapping[str, Any], folder: Path) -> str:
         pattern = (first.get("pattern") or {}).get("Regex") if len(kinds) == 2 else None
         if pattern in _SPLITS:
             return _SPLITS[pattern]
-    raise CheckpointError(f"the tokenizer of {folder} splits texts in a way that is not known here; {_CONVERTER}")
+    raise CheckpointError(
+        f"the tokenizer of {folder} splits texts in a way that is not known here; {_CONVERTER}"
+    )
 
 
 def _name(token: Any) -> str:

@@ -1,4 +1,4 @@
-"""Keys of a Hugging Face configuration that several layouts share: those that shape a drafter, and those that do not.
+"""Keys of a Hugging Face configuration that layouts share: those that shape a drafter, and the others.
 
 A key that stands in none of a layout's lists is an error: it may change what is computed.
 """

@@ -44,7 +44,9 @@ def recognise(path: Path | str) -> tuple[Layout, Path]:
     path = Path(path)
     if path.is_file():
         if path.suffix.lower() != ".gguf":
-            raise CheckpointError(f"{path} is a file but not a GGUF file; give a drafter's folder or a .gguf file")
+            raise CheckpointError(
+                f"{path} is a file but not a GGUF file; give a drafter's folder or a .gguf file"
+            )
         return "gguf", path
     if not path.is_dir():
         raise CheckpointError(f"no drafter at {path}")
@@ -53,7 +55,9 @@ def recognise(path: Path | str) -> tuple[Layout, Path]:
         drafters = [file for file in files if file.name.startswith("dflash-")] or files
         if len(drafters) == 1:
             return "gguf", drafters[0]
-        raise CheckpointError(f"{path} is not a drafter's folder: it has no config.json and no single GGUF file")
+        raise CheckpointError(
+            f"{path} is not a drafter's folder: it has no config.json and no single GGUF file"
+        )
     return _by_config(read_json(path / CONFIG_NAME), path), path
 
 

@@ -1,4 +1,4 @@
-"""The layout of vLLM's speculators: one nested transformer configuration, tap ids counted from 1, own ends or none.
+"""The layout of vLLM's speculators: a nested configuration, tap ids counted from 1, own ends or none.
 
 Here only plain DFlash; its relatives (DFlash 2, DSpark, EAGLE) are refused by name.
 """
@@ -49,7 +49,9 @@ _KEYS = INERT_KEYS | frozenset(
     )
 )
 #: Not in the layer configuration: they stand at the top level.
-_ELSEWHERE = frozenset(("block_size", "mask_token_id", "target_layer_ids", "target_hidden_size", "dflash_config"))
+_ELSEWHERE = frozenset(
+    ("block_size", "mask_token_id", "target_layer_ids", "target_hidden_size", "dflash_config")
+)
 
 
 def read_speculators(
@@ -64,7 +66,8 @@ def read_speculators(
 
     Args:
         folder: holds config.json and safetensors.
-        info: the target it must fit; None skips that check. Its depth is taken where the file does not say it.
+        info: the target it must fit; None skips that check. Its depth is taken where the file does not say
+        it.
         ends: of the target, to compare the file's own embedding and head with.
         device: where the drafter goes.
         dtype: of its weights.
@@ -156,7 +159,8 @@ def render_speculators(config: DraftConfig, dtype: str, verifier: str = "") -> d
     scaled = config.input_embedding_scale, config.output_multiplier, config.final_logit_softcapping
     if scaled != (1.0, 1.0, None):
         raise CheckpointError(
-            "the speculators layout has no keys for scaled embeddings or logits, which this drafter has; use zlab"
+            "the speculators layout has no keys for scaled embeddings or logits, which this drafter has; "
+            "use zlab"
         )
     plain = DraftConfig(**{**vars(config), "from_anchor": False})
     inner = {key: value for key, value in render_config(plain, dtype).items() if key not in _ELSEWHERE}
@@ -199,7 +203,9 @@ def _taps(raw: Mapping[str, Any]) -> list[int]:
     if not isinstance(ids, list) or not ids or not all(type(item) is int for item in ids):
         raise CheckpointError(f"aux_hidden_state_layer_ids must be a list of integers, not {ids!r}")
     if 0 in ids:
-        raise CheckpointError("aux_hidden_state_layer_ids names the embedding (0), which is no layer's output")
+        raise CheckpointError(
+            "aux_hidden_state_layer_ids names the embedding (0), which is no layer's output"
+        )
     return [item - 1 for item in ids]
 
 

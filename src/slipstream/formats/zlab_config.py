@@ -43,8 +43,12 @@ _OWN_KEYS = frozenset(
         "final_logit_softcapping",
     )
 )
-NESTED_KEYS = _OWN_KEYS | {"causal", "swa_window_size", "use_swa"} | frozenset(_FOREIGN) | frozenset(NEUTRAL_KEYS)
-TOP_KEYS = _OWN_KEYS | QWEN3_KEYS | INERT_KEYS | {"dflash_config"} | frozenset(_FOREIGN) | frozenset(NEUTRAL_KEYS)
+NESTED_KEYS = (
+    _OWN_KEYS | {"causal", "swa_window_size", "use_swa"} | frozenset(_FOREIGN) | frozenset(NEUTRAL_KEYS)
+)
+TOP_KEYS = (
+    _OWN_KEYS | QWEN3_KEYS | INERT_KEYS | {"dflash_config"} | frozenset(_FOREIGN) | frozenset(NEUTRAL_KEYS)
+)
 
 
 def parse_config(raw: Mapping[str, Any]) -> DraftConfig:
@@ -98,8 +102,8 @@ def render_config(config: DraftConfig, dtype: str) -> dict[str, Any]:
     """
     if config.from_anchor:
         raise CheckpointError(
-            "the z-lab layout gives drafts at the mask slots, this drafter gives the first one at the anchor's; "
-            "only the speculators layout can say so"
+            "the z-lab layout gives drafts at the mask slots, this drafter gives the first one at the "
+            "anchor's; only the speculators layout can say so"
         )
     sliding = [window is not None for window in config.windows]
     sizes = {window for window in config.windows if window is not None}
@@ -235,9 +239,7 @@ def _windows(raw: Mapping[str, Any], nested: Mapping[str, Any], layers: int) -> 
     window = said[0] if said else None
     if "sliding_attention" in kinds:
         if type(window) is not int or not 1 <= window < MOST:
-            raise CheckpointError(
-                f"sliding layers need a sliding_window in config.json, which is {window!r}"
-            )
+            raise CheckpointError(f"sliding layers need a sliding_window in config.json, which is {window!r}")
         if any(other != window for other in said):
             raise CheckpointError("sliding_window and swa_window_size in config.json contradict each other")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
@@ -246,7 +248,7 @@ def _windows(raw: Mapping[str, Any], nested: Mapping[str, Any], layers: int) -> 
 def _causal(
     raw: Mapping[str, Any], nested: Mapping[str, Any], windows: tuple[int | None, ...]
 ) -> tuple[bool, ...]:
-    """One word for all layers, or the default: sliding layers are causal (not by use_swa), full ones are not."""
+    """One word for all layers, or the default: sliding layers are causal (but not by use_swa)."""
     places = ((nested, "is_causal"), (raw, "is_causal"), (nested, "causal"))
     said = [source[key] for source, key in places if source.get(key) is not None]
     if not said:

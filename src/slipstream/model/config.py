@@ -95,8 +95,8 @@ class DraftConfig:
         input_embedding_scale: multiplies the block's input embeddings.
         output_multiplier: multiplies logits.
         final_logit_softcapping: cap c of c * tanh(logits / c); None for none.
-        from_anchor: the anchor's slot already gives the first draft, so K drafts take K slots (DeepSpec), not K + 1.
-            T counts anchor and drafts either way.
+        from_anchor: the anchor's slot already gives the first draft, so K drafts take K slots (DeepSpec), not
+            K + 1. T counts anchor and drafts either way.
     """
 
     width: int
