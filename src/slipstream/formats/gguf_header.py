@@ -5,6 +5,7 @@ Not a GGUF reader: it keeps nothing. A flipped bit in a count would otherwise ha
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from pathlib import Path
@@ -14,6 +15,7 @@ from slipstream.core.errors import CheckpointError
 
 _MAGIC: Final = int.from_bytes(b"GGUF", "little")
 _STRING, _ARRAY = 8, 9
+_ALIGNMENT = 32
 #: Bytes of a value by its type number (GGUF version 3).
 _SIZES: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 
@@ -45,17 +47,42 @@ class _Walk:
         if version not in (2, 3):
             raise CheckpointError(f"{self._path} is GGUF version {version}; 2 and 3 are known")
         tensors, keys = self._take("QQ")
+        alignment = _ALIGNMENT
         for _ in range(keys):
-            self._text()
-            self._value(self._take("I")[0])
-        for _ in range(tensors):
+            name = self._text()
+            (kind,) = self._take("I")
+            if name == b"general.alignment":
+                (alignment,) = struct.unpack_from("<I", self._data, self._at)
+            self._value(kind)
+        self._tensors(tensors, alignment)
+
+    def _tensors(self, count: int, alignment: int) -> None:
+        """One after the other without gaps, as llama.cpp demands, and inside the file."""
+        end = 0
+        for _ in range(count):
             self._text()
             (axes,) = self._take("I")
-            if not 1 <= axes <= 4:
+            if not 1 <= axes <= 4 or not 0 < alignment < 1 << 20:
                 self._damaged()
-            *shape, _, _ = self._take(f"{axes}QIQ")
-            if any(not 1 <= size < 1 << 40 for size in shape):
+            *shape, kind, offset = self._take(f"{axes}QIQ")
+            if offset != end or any(not 1 <= size < 1 << 40 for size in shape):
                 self._damaged()
+            end += -(-self._bytes(shape, kind) // alignment) * alignment
+        start = -(-self._at // alignment) * alignment
+        # The last tensor may lack its padding.
+        if start + end >= len(self._data) + alignment:
+            self._damaged()
+
+    def _bytes(self, shape: list[int], kind: int) -> int:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        try:
+            block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"{self._path} has a tensor of the unknown type {kind}") from error
+        if shape[0] % block:
+            self._damaged()
+        return math.prod(shape) // block * size
 
     def _take(self, form: str) -> tuple[int, ...]:
         form = "<" + form
@@ -69,8 +96,10 @@ class _Walk:
             self._damaged()
         self._at += size
 
-    def _text(self) -> None:
-        self._skip(self._take("Q")[0])
+    def _text(self) -> bytes:
+        (size,) = self._take("Q")
+        self._skip(size)
+        return self._data[self._at - size : self._at] if size < 64 else b""
 
     def _value(self, kind: int) -> None:
         if kind == _STRING:
