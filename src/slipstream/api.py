@@ -305,8 +305,27 @@ def bundled_drafter(info: TargetInfo) -> Path | None:
     """Folder of the drafter that comes with the package for this target, or None."""
     if any(getattr(info, name) != value for name, value in _BUNDLED_FITS.items()):
         return None
-    folder = Path(str(files("slipstream"))) / "drafters" / BUNDLED_TARGET
+    folder = _bundled_folder()
     return folder if (folder / "config.json").is_file() else None
+
+
+def drafter_path(name: str, progress: Progress | None = None) -> Path:
+    """Where a drafter lies, whatever its target: for looking at it, not for decoding.
+
+    Args:
+        name: `auto` or `smollm2` (the bundled one), a folder, a GGUF file, or a hub id, which is fetched.
+        progress: called with a line for people when something takes long.
+
+    Raises:
+        InputError: there is none of this name.
+    """
+    if name in ("auto", BUNDLED_TARGET):
+        return _bundled_folder()
+    return Path(name) if Path(name).exists() else _download(name, progress)
+
+
+def _bundled_folder() -> Path:
+    return Path(str(files("slipstream"))) / "drafters" / BUNDLED_TARGET
 
 
 def _find_drafter(info: TargetInfo, draft: str | None, progress: Progress | None) -> tuple[Path | None, str]:
@@ -321,13 +340,15 @@ def _find_drafter(info: TargetInfo, draft: str | None, progress: Progress | None
 
 
 def _download(hub_id: str, progress: Progress | None) -> Path:
+    if hub_id.startswith((".", "/", "~")) or hub_id.count("/") > 1 or hub_id.endswith(".gguf"):
+        raise InputError(f"no drafter at {hub_id}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     if progress is not None:
         progress(f"fetching drafter {hub_id}")
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors"]))
+        return Path(snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "*.gguf"]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(

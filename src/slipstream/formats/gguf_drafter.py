@@ -46,7 +46,8 @@ _INNER: Final = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_ENDS: Final = {"token_embd.weight": EMBEDDING, "output.weight": HEAD, "d2t": TO_TARGET}
+#: Copies of the target's ends, theirs to ours.
+ENDS: Final = {"token_embd.weight": EMBEDDING, "output.weight": HEAD, "d2t": TO_TARGET}
 #: Configuration fields to keys that hold an integer.
 _INTEGERS: Final = {
     "num_layers": "block_count",
@@ -117,7 +118,7 @@ def read_gguf_drafter(
     config = parse_fields(fields, width, None if info is None else info.num_layers)
     if info is not None:
         check_pair(config, info)
-    names = {theirs: ours for ours, theirs in tensor_names(config.num_layers).items()} | _ENDS
+    names = {theirs: ours for ours, theirs in tensor_names(config.num_layers).items()} | ENDS
     tensors = {names.get(theirs, theirs): tensor for theirs, tensor in stored.items()}
     if TO_TARGET in tensors and tensors[TO_TARGET].dim() == 1:  # absolute here, offsets elsewhere
         tensors[TO_TARGET] = tensors[TO_TARGET] - torch.arange(len(tensors[TO_TARGET]))

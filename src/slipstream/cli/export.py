@@ -1,0 +1,60 @@
+"""`slipstream export`: a drafter for another engine, with the command that serves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from slipstream.cli.session import say
+from slipstream.cli.stored import read_stored
+
+
+def export(
+    drafter: str,
+    /,
+    *,
+    for_: Annotated[
+        Literal["vllm", "sglang", "trtllm", "llama.cpp", "ollama"], Parameter(name="--for")
+    ] = "vllm",
+    to: Literal["auto", "zlab", "speculators", "gguf"] = "auto",
+    out: Annotated[Path, Parameter(alias="-o")],
+    target: Annotated[str, Parameter(alias="-t")] = "",
+    name: str = "",
+    force: bool = False,
+) -> int:
+    """Write a drafter so that another engine loads it and reads it right; SERVE.md holds its command.
+
+    Args:
+        drafter: a folder, a GGUF file, a hub id, or smollm2 (the bundled one).
+        for_: the engine that will serve it.
+        to: layout to write; auto takes the engine's own.
+        out: folder to make.
+        target: its target: a folder, a GGUF file, a hub id, or smollm2; llama.cpp and Ollama need it, and
+        get it
+            converted as well.
+        name: of the pair in file names; the target's own otherwise.
+        force: replace an existing export.
+    """
+    from slipstream.api import drafter_path
+    from slipstream.core.files import refuse_existing
+    from slipstream.formats.export import export_drafter
+    from slipstream.target import model_folder
+
+    refuse_existing(out, force)
+    made = export_drafter(
+        read_stored(drafter_path(drafter, say), target),
+        out,
+        for_,
+        layout=None if to == "auto" else to,
+        target=target or "TARGET",
+        target_folder=model_folder(target, say) if target else None,
+        name=name or (Path(target).stem if target else "drafter"),
+        force=force,
+    )
+    for note in made.notes:
+        say(f"note: {note}")
+    for file in made.files:
+        print(out / file)
+    return 0
