@@ -295,10 +295,23 @@ def load(
     folder, note = _find_drafter(loaded.info, draft, progress)
     drafter = None
     if folder is not None:
-        drafter = read_drafter(folder, loaded.info, loaded, device=loaded.device, dtype=loaded.dtype)
+        drafter = load_drafter(loaded, folder)
         if target_options.pack:
             packed(drafter)
     return Session(loaded, drafter, engine_options, note)
+
+
+def load_drafter(target: Target, path: Path) -> Drafter:
+    """A drafter in any layout, in its target's dtype and on its device.
+
+    Args:
+        target: to draft for.
+        path: of the checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be read, or does not fit the target.
+    """
+    return read_drafter(path, target.info, target, device=target.device, dtype=target.dtype)
 
 
 def bundled_drafter(info: TargetInfo) -> Path | None:

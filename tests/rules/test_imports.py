@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "serve": DECODE | {"api", "formats", "serve"},
     "testing": DECODE | {"formats"},
     "api": DECODE | {"formats"},
+    "hf": DECODE | {"api"},
 }
 TOP = {"cli", "__init__", "__main__"}  # may use all
 ONE_FOLDER = {
