@@ -147,4 +147,6 @@ def test_a_refusal_leaves_nothing(drafter: Drafter, target_folder: Path, tmp_pat
     other = random_drafter(replace(drafter.config, vocab_size=300))
     with pytest.raises(CheckpointError, match="vocabulary is 300, not 260"):
         export_drafter(other, tmp_path / "x", "ollama", target_folder=target_folder)
+    with pytest.raises(CheckpointError, match="gguf layout only"):
+        export_drafter(drafter, tmp_path / "x", "vllm", int8=True)
     assert not list(tmp_path.iterdir())

@@ -250,6 +250,24 @@ def test_what_gguf_writes_is_what_llama_cpp_reads(config: DraftConfig, tmp_path:
     assert len(kinds) == 3 + 2 * 11
 
 
+def test_8_bit_weights_are_near(config: DraftConfig, tmp_path: Path) -> None:
+    drafter = random_drafter(config)
+    write_gguf_drafter(drafter, tmp_path / "b.gguf")
+    write_gguf_drafter(drafter, tmp_path / "i.gguf", int8=True)
+    again = read_drafter(tmp_path / "i.gguf")
+    assert again.config == config
+    for name, weight in drafter.state_dict().items():
+        near = again.state_dict()[name]
+        if weight.dim() == 1:
+            assert torch.equal(near, weight.float())
+        else:  # half a step of the largest of 32, whose scale is a float16
+            runs = weight.float().unflatten(-1, (-1, 32))
+            step = runs.abs().amax(-1, keepdim=True) / 127
+            assert ((near.unflatten(-1, (-1, 32)) - runs).abs() <= 0.6 * step).all(), name
+            assert not torch.equal(near, weight.float())
+    assert (tmp_path / "i.gguf").stat().st_size < 0.75 * (tmp_path / "b.gguf").stat().st_size
+
+
 OTHERS: dict[str, tuple[dict[str, Any] | None, str]] = {
     "no config": (None, "no config.json"),
     "DFlash 2": ({"architectures": ["DFlash2DraftModel"]}, "DFlash 2 drafter"),

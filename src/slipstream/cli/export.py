@@ -22,6 +22,7 @@ def export(
     out: Annotated[Path, Parameter(alias="-o")],
     target: Annotated[str, Parameter(alias="-t")] = "",
     name: str = "",
+    int8: bool = False,
     force: bool = False,
 ) -> int:
     """Write a drafter so that another engine loads it and reads it right; SERVE.md holds its command.
@@ -35,6 +36,7 @@ def export(
         get it
             converted as well.
         name: of the pair in file names; the target's own otherwise.
+        int8: store the drafter's matrices in 8-bit weights (Q8_0, GGUF only), half as large.
         force: replace an existing export.
     """
     from slipstream.api import drafter_path
@@ -51,6 +53,7 @@ def export(
         target=target or "TARGET",
         target_folder=model_folder(target, say) if target else None,
         name=name or (Path(target).stem if target else "drafter"),
+        int8=int8,
         force=force,
     )
     for note in made.notes:

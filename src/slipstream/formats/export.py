@@ -49,6 +49,7 @@ def export_drafter(
     target: str = "TARGET",
     target_folder: Path | None = None,
     name: str = "drafter",
+    int8: bool = False,
     force: bool = False,
 ) -> Exported:
     """Write a drafter so that an engine loads it and runs what it states.
@@ -61,6 +62,7 @@ def export_drafter(
         target: name of the target in commands.
         target_folder: Hugging Face folder of the target; for GGUF engines it is converted too.
         name: of the pair, in file names.
+        int8: store the drafter's matrices in 8-bit weights; GGUF only.
         force: replace an existing export.
 
     Raises:
@@ -74,6 +76,8 @@ def export_drafter(
             f"{RULES[engine].name} wants the target's tokenizer in the drafter's file; name the "
             "target with -t"
         )
+    if int8 and layout != "gguf":
+        raise CheckpointError(f"8-bit weights are written in the gguf layout only, not in {layout}")
     raw = render_speculators(drafter.config, "bfloat16") if layout == "speculators" else None
     if layout == "gguf":
         check_expressible(drafter.config)
@@ -89,7 +93,7 @@ def export_drafter(
             write_speculators(drafter, temporary, verifier=target, force=True)
         else:
             assert target_folder is not None
-            names = _write_pair(drafter, temporary, target_folder, name)
+            names = _write_pair(drafter, temporary, target_folder, name, int8)
             if engine == "ollama":
                 (temporary / "Modelfile").write_text(modelfile(drafter.config, names), encoding="utf-8")
         text = serving_notes(engine, layout, drafter.config, names, notes)
@@ -98,7 +102,7 @@ def export_drafter(
     return Exported(files, notes)
 
 
-def _write_pair(drafter: Drafter, folder: Path, target_folder: Path, name: str) -> Names:
+def _write_pair(drafter: Drafter, folder: Path, target_folder: Path, name: str, int8: bool) -> Names:
     """Target and drafter as GGUF files that belong together."""
     names = Names(f"target-{name}.gguf", f"dflash-{name}.gguf")
     rows = read_json(target_folder / "config.json").get("vocab_size")
@@ -108,6 +112,6 @@ def _write_pair(drafter: Drafter, folder: Path, target_folder: Path, name: str) 
             f"not {rows}"
         )
     vocabulary = read_vocabulary(target_folder, drafter.config.vocab_size)
-    write_gguf_drafter(drafter, folder / names.drafter, vocabulary, name=f"{name} drafter")
+    write_gguf_drafter(drafter, folder / names.drafter, vocabulary, name=f"{name} drafter", int8=int8)
     write_gguf_target(target_folder, folder / names.target, name=name)
     return names

@@ -23,7 +23,17 @@ from slipstream.formats.checkpoint import (
     stored_tensors,
 )
 from slipstream.formats.ends import EMBEDDING, HEAD, TO_TARGET, TargetEnds, take_ends
-from slipstream.formats.gguf_file import FILE_TYPES, one_architecture, put_tensor, read_gguf, writing_gguf
+from slipstream.formats.gguf_file import (
+    FILE_TYPES,
+    INT8_FILE_TYPE,
+    one_architecture,
+    put_int8,
+    put_tensor,
+    read_gguf,
+    round_to_int8,
+    takes_int8,
+    writing_gguf,
+)
 from slipstream.formats.gguf_tokenizer import Vocabulary, put_vocabulary
 from slipstream.formats.zlab_config import check_pair
 from slipstream.model import DraftConfig, Drafter, TargetShape
@@ -135,6 +145,7 @@ def write_gguf_drafter(
     *,
     name: str = "drafter",
     dtype: torch.dtype = torch.bfloat16,
+    int8: bool = False,
     force: bool = False,
 ) -> None:
     """Write a drafter, read it back, compare, then rename.
@@ -145,6 +156,7 @@ def write_gguf_drafter(
         vocabulary: the target's; llama.cpp wants it in the drafter's file as well.
         name: shown by engines.
         dtype: of the stored matrices; vectors are float32.
+        int8: store matrices in 8-bit weights (Q8_0) instead.
         force: replace an existing file.
 
     Raises:
@@ -157,15 +169,22 @@ def write_gguf_drafter(
     with writing_gguf(path, ARCHITECTURE, force) as (writer, finish):
         writer.add_type("model")
         writer.add_name(name)
-        writer.add_file_type(FILE_TYPES[dtype])
+        writer.add_file_type(INT8_FILE_TYPE if int8 else FILE_TYPES[dtype])
         writer.add_quantization_version(2)
         _put_config(writer, config)
         if vocabulary is not None:
             put_vocabulary(writer, vocabulary)
         writer.add_uint32(MASK_KEY, config.mask_token_id)
         for ours, theirs in tensor_names(config.num_layers).items():
-            put_tensor(writer, theirs, tensors[ours], dtype)
-        compare_back(drafter, read_gguf_drafter(finish(), dtype=dtype), dtype)
+            if int8 and takes_int8(tensors[ours]):
+                put_int8(writer, theirs, tensors[ours])
+            else:
+                put_tensor(writer, theirs, tensors[ours], dtype)
+        if int8:
+            meant = build_drafter(config, round_to_int8(tensors), "cpu", torch.float32)
+            compare_back(meant, read_gguf_drafter(finish()), torch.float32)
+        else:
+            compare_back(drafter, read_gguf_drafter(finish(), dtype=dtype), dtype)
 
 
 def check_expressible(config: DraftConfig) -> None:

@@ -20,6 +20,8 @@ from slipstream.formats.gguf_header import check_header
 
 #: `general.file_type` by dtype.
 FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
+#: `general.file_type` of 8-bit weights.
+INT8_FILE_TYPE = 7
 
 
 def need_gguf() -> None:
@@ -93,6 +95,41 @@ def put_tensor(writer: Any, name: str, tensor: Tensor, dtype: torch.dtype) -> No
     else:
         raw = tensor.bfloat16().contiguous().view(torch.uint8).numpy()
         writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType.BF16)
+
+
+def round_to_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Every matrix as it reads back from 8-bit weights: rows in runs of 32 with one scale each (Q8_0).
+
+    Args:
+        tensors: on the CPU; vectors, and matrices whose rows are no multiple of 32, stay as they are.
+    """
+    need_gguf()
+    from gguf import GGMLQuantizationType, dequantize, quantize
+
+    kind, made = GGMLQuantizationType.Q8_0, dict(tensors)
+    for name, tensor in tensors.items():
+        if takes_int8(tensor):
+            made[name] = torch.from_numpy(dequantize(quantize(tensor.float().numpy(), kind), kind))
+    return made
+
+
+def takes_int8(tensor: Tensor) -> bool:
+    """Whether 8-bit weights can hold a tensor."""
+    return tensor.dim() == 2 and tensor.shape[1] % 32 == 0
+
+
+def put_int8(writer: Any, name: str, tensor: Tensor) -> None:
+    """Store a matrix in 8-bit weights.
+
+    Args:
+        writer: `gguf.GGUFWriter`.
+        name: in the file.
+        tensor: on the CPU.
+    """
+    from gguf import GGMLQuantizationType, quantize
+
+    kind = GGMLQuantizationType.Q8_0
+    writer.add_tensor(name, quantize(tensor.float().numpy(), kind), raw_dtype=kind)
 
 
 def stored_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
