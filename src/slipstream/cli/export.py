@@ -15,7 +15,7 @@ def export(
     drafter: str,
     /,
     *,
-    for_: Annotated[
+    engine: Annotated[
         Literal["vllm", "sglang", "trtllm", "llama.cpp", "ollama"], Parameter(name="--for")
     ] = "vllm",
     to: Literal["auto", "zlab", "speculators", "gguf"] = "auto",
@@ -29,12 +29,11 @@ def export(
 
     Args:
         drafter: a folder, a GGUF file, a hub id, or smollm2 (the bundled one).
-        for_: the engine that will serve it.
+        engine: the engine that will serve it.
         to: layout to write; auto takes the engine's own.
         out: folder to make.
         target: its target: a folder, a GGUF file, a hub id, or smollm2; llama.cpp and Ollama need it, and
-        get it
-            converted as well.
+            get it converted as well.
         name: of the pair in file names; the target's own otherwise.
         int8: store the drafter's matrices in 8-bit weights (Q8_0, GGUF only), half as large.
         force: replace an existing export.
@@ -42,16 +41,19 @@ def export(
     from slipstream.api import drafter_path
     from slipstream.core.files import refuse_existing
     from slipstream.formats.export import export_drafter
-    from slipstream.target import model_folder
+    from slipstream.target import BUNDLED, model_folder
 
     refuse_existing(out, force)
+    folder = model_folder(target, say) if target else None
+    # Commands are run in the new folder: a path must hold there, and no other engine knows our short name.
+    local = folder is not None and (target == BUNDLED or Path(target).exists())
     made = export_drafter(
         read_stored(drafter_path(drafter, say), target),
         out,
-        for_,
+        engine,
         layout=None if to == "auto" else to,
-        target=target or "TARGET",
-        target_folder=model_folder(target, say) if target else None,
+        target=str(folder.resolve()) if folder is not None and local else target or "TARGET",
+        target_folder=folder,
         name=name or (Path(target).stem if target else "drafter"),
         int8=int8,
         force=force,

@@ -25,8 +25,7 @@ def import_(
         drafter: a folder, a GGUF file, a hub id, or smollm2 (the bundled one).
         out: folder to make.
         target: its target; needed where the checkpoint has its own embedding or head, or does not say how
-        deep its
-            target is.
+            deep its target is.
         force: replace an existing checkpoint.
     """
     from slipstream.api import drafter_path

@@ -106,8 +106,7 @@ def _verdict(findings: Findings, found: Diagnosis | None, engine: str) -> list[s
     if found is not None and found.stated.acceptance_length < _NONE:
         verdict.append(
             f"as stated no draft is accepted ({found.stated.acceptance_length:.2f} tokens per round); "
-            "drafter and "
-            "target were not made for each other, or it is stated wrongly"
+            "drafter and target were not made for each other, or it is stated wrongly"
         )
     return verdict
 

@@ -51,8 +51,7 @@ def take_ends(tensors: dict[str, Tensor], vocab_size: int, ends: TargetEnds | No
     if ends is None:
         raise CheckpointError(
             "the checkpoint has its own embedding or head; name its target with -t, so that they can "
-            "be compared "
-            "with the target's"
+            "be compared with the target's"
         )
     if embedding is not None:
         _same(embedding, torch.arange(len(embedding)), vocab_size, ends, "embedding")

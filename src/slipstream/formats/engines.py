@@ -182,8 +182,7 @@ def reading(key: str, config: DraftConfig, layout: Layout, raw: Mapping[str, Any
     Args:
         key: of `RULES`.
         config: what the checkpoint states.
-        layout: it lies in; for GGUF engines a z-lab checkpoint is taken as converted by llama.cpp's own
-        script.
+        layout: it lies in; for GGUF engines a z-lab one is taken as converted by llama.cpp's own script.
         raw: its config.json; None takes what our writer would write.
     """
     rules = RULES[key]

@@ -22,8 +22,7 @@ from slipstream.model import Drafter
 NOTES_NAME = "SERVE.md"
 _HINT = (
     "Slipstream drafts from {count} frequent tokens alone with this drafter; {name} does not know "
-    "that list and drafts "
-    "from all tokens, so its acceptance may differ a little."
+    "that list and drafts from all tokens, so its acceptance may differ a little."
 )
 
 
@@ -67,8 +66,7 @@ def export_drafter(
 
     Raises:
         CheckpointError: the engine would not load it or would run something else, the layout cannot express
-        it,
-            or the folder exists. Nothing is written then.
+            it, or the folder exists. Nothing is written then.
     """
     layout = layout or LAYOUTS_FOR[engine][0]
     if layout == "gguf" and target_folder is None:

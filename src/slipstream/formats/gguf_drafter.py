@@ -106,8 +106,7 @@ def read_gguf_drafter(
 
     Args:
         path: GGUF file.
-        info: the target it must fit; None skips that check. Its depth is taken where the file does not say
-        it.
+        info: the target it must fit; None skips that check. Its depth stands in where the file says none.
         ends: of the target, to compare the file's own embedding and head with.
         device: where the drafter goes.
         dtype: of its weights.
@@ -196,8 +195,7 @@ def check_expressible(config: DraftConfig) -> None:
     if len(set(config.causal)) > 1:
         raise CheckpointError(
             "GGUF has one causality for all layers, this drafter mixes causal and bidirectional "
-            "ones; llama.cpp and "
-            "Ollama cannot run it"
+            "ones; llama.cpp and Ollama cannot run it"
         )
     if len({window for window in config.windows if window is not None}) > 1:
         raise CheckpointError("GGUF has one sliding window for all layers, this drafter has several")

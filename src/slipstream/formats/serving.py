@@ -72,8 +72,8 @@ def _vllm_advice(config: DraftConfig) -> list[str]:
     return [
         f"`num_speculative_tokens` leaves the anchor out: at most {config.block_size - 1}.",
         "Bidirectional blocks need an attention backend that can be non-causal: `flash_attn` on "
-        "NVIDIA cards of "
-        "compute capability 8 and more. On a CPU leave `--attention-backend` out and add `--enforce-eager`.",
+        "NVIDIA cards of compute capability 8 and more. On a CPU leave `--attention-backend` out and add "
+        "`--enforce-eager`.",
         f"Keep `--max-model-len` within {config.max_position_embeddings}, the drafter's limit (vllm#57941).",
         "Mixed sliding and full layers need the V2 model runner."
         if len({window is None for window in config.windows}) > 1
@@ -148,8 +148,7 @@ def _ollama(config: DraftConfig, names: Names) -> list[str]:
 def _ollama_advice(config: DraftConfig) -> list[str]:
     return [
         f"`PARAMETER draft_num_predict {config.block_size - 1}` is in the Modelfile; without it 4 are "
-        "drafted, 0 "
-        "turns drafting off.",
+        "drafted, 0 turns drafting off.",
         "Requests with logprobs are decoded without drafts.",
     ]
 

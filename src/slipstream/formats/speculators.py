@@ -66,8 +66,7 @@ def read_speculators(
 
     Args:
         folder: holds config.json and safetensors.
-        info: the target it must fit; None skips that check. Its depth is taken where the file does not say
-        it.
+        info: the target it must fit; None skips that check. Its depth stands in where the file says none.
         ends: of the target, to compare the file's own embedding and head with.
         device: where the drafter goes.
         dtype: of its weights.
