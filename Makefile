@@ -10,7 +10,7 @@ TEST_WORKERS ?= 2
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format gpu clean
+.PHONY: help demo test check format gpu peers clean
 
 help:
 	@echo "make demo     install into $(VENV), prepare the bundled model, run the demo"
@@ -18,6 +18,7 @@ help:
 	@echo "make check    formatting, lint, types and the rules of the code"
 	@echo "make gpu      what has to be known on a CUDA card; without one, what it would do"
 	@echo "make format   rewrite the code in the project's format"
+	@echo "make peers    build llama.cpp and vLLM in environments of their own, for the tests marked peer"
 	@echo "make clean    remove $(VENV), caches and build output"
 
 demo: $(VENV)/.installed
@@ -38,6 +39,10 @@ format: $(VENV)/.installed-dev
 
 gpu: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/gpu.py -o gpu.json $(ARGS)
+
+# About 3 GB; what cannot be built is named, and its tests are skipped.
+peers: $(VENV)/.installed-dev
+	-$(BIN)/python benchmarks/peers/build.py
 
 # The stamp files keep a second call from installing again.
 $(BIN)/python:
@@ -60,5 +65,5 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) .peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from slipstream.core.options import EngineOptions, SamplingOptions, TargetOptions
     from slipstream.core.records import Completion, Piece, Request
     from slipstream.decode import Engine
-    from slipstream.formats import read_zlab, write_zlab
+    from slipstream.formats import read_drafter, read_zlab, write_zlab
+    from slipstream.hf import speculate
     from slipstream.model import DraftConfig, Drafter
     from slipstream.target import Target, load_target, target_from_model
 
@@ -46,7 +47,9 @@ __all__ = [
     "TargetOptions",
     "load",
     "load_target",
+    "read_drafter",
     "read_zlab",
+    "speculate",
     "target_from_model",
     "write_zlab",
 ]
@@ -63,7 +66,8 @@ _HOMES = {
     "slipstream.core.options": ("EngineOptions", "SamplingOptions", "TargetOptions"),
     "slipstream.core.records": ("Completion", "Piece", "Request"),
     "slipstream.decode": ("Engine",),
-    "slipstream.formats": ("read_zlab", "write_zlab"),
+    "slipstream.formats": ("read_drafter", "read_zlab", "write_zlab"),
+    "slipstream.hf": ("speculate",),
     "slipstream.model": ("DraftConfig", "Drafter"),
     "slipstream.target": ("Target", "load_target", "target_from_model"),
 }

@@ -16,7 +16,7 @@ from slipstream.core.options import EngineOptions, SamplingOptions, TargetOption
 from slipstream.core.records import Completion, Piece, Request
 from slipstream.decode import DraftProposer, Engine, Report, RequestReport, check
 from slipstream.decode.lossless import Difference, first_difference
-from slipstream.formats import read_zlab
+from slipstream.formats import read_drafter
 from slipstream.model import Drafter
 from slipstream.target import Target, TargetInfo, load_target, packed
 
@@ -282,7 +282,7 @@ def load(
     Args:
         target: `smollm2` (bundled), a hub id, a folder or a GGUF file.
         draft: `auto` takes the bundled drafter where the target has one and decodes plainly elsewhere (`note`
-            says so); a folder or hub id of a z-lab checkpoint; None decodes plainly.
+            says so); a folder, GGUF file or hub id of a checkpoint in any layout; None decodes plainly.
         target_options: dtype and device.
         engine_options: block size, acceptor and limits.
         progress: called with a line for people whenever something takes long.
@@ -295,18 +295,50 @@ def load(
     folder, note = _find_drafter(loaded.info, draft, progress)
     drafter = None
     if folder is not None:
-        drafter = read_zlab(folder, loaded.info, device=loaded.device, dtype=loaded.dtype)
+        drafter = load_drafter(loaded, folder)
         if target_options.pack:
             packed(drafter)
     return Session(loaded, drafter, engine_options, note)
+
+
+def load_drafter(target: Target, path: Path) -> Drafter:
+    """A drafter in any layout, in its target's dtype and on its device.
+
+    Args:
+        target: to draft for.
+        path: of the checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be read, or does not fit the target.
+    """
+    return read_drafter(path, target.info, target, device=target.device, dtype=target.dtype)
 
 
 def bundled_drafter(info: TargetInfo) -> Path | None:
     """Folder of the drafter that comes with the package for this target, or None."""
     if any(getattr(info, name) != value for name, value in _BUNDLED_FITS.items()):
         return None
-    folder = Path(str(files("slipstream"))) / "drafters" / BUNDLED_TARGET
+    folder = _bundled_folder()
     return folder if (folder / "config.json").is_file() else None
+
+
+def drafter_path(name: str, progress: Progress | None = None) -> Path:
+    """Where a drafter lies, whatever its target: for looking at it, not for decoding.
+
+    Args:
+        name: `auto` or `smollm2` (the bundled one), a folder, a GGUF file, or a hub id, which is fetched.
+        progress: called with a line for people when something takes long.
+
+    Raises:
+        InputError: there is none of this name.
+    """
+    if name in ("auto", BUNDLED_TARGET):
+        return _bundled_folder()
+    return Path(name) if Path(name).exists() else _download(name, progress)
+
+
+def _bundled_folder() -> Path:
+    return Path(str(files("slipstream"))) / "drafters" / BUNDLED_TARGET
 
 
 def _find_drafter(info: TargetInfo, draft: str | None, progress: Progress | None) -> tuple[Path | None, str]:
@@ -315,19 +347,21 @@ def _find_drafter(info: TargetInfo, draft: str | None, progress: Progress | None
     if draft == "auto":
         folder = bundled_drafter(info)
         return folder, "" if folder else f"no drafter is bundled for {info.name}, so it is decoded plainly"
-    if Path(draft).is_dir():
+    if Path(draft).exists():
         return Path(draft), ""
     return _download(draft, progress), ""
 
 
 def _download(hub_id: str, progress: Progress | None) -> Path:
+    if hub_id.startswith((".", "/", "~")) or hub_id.count("/") > 1 or hub_id.endswith(".gguf"):
+        raise InputError(f"no drafter at {hub_id}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     if progress is not None:
         progress(f"fetching drafter {hub_id}")
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors"]))
+        return Path(snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "*.gguf"]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(

@@ -20,6 +20,7 @@ from slipstream.target import Target
 from slipstream.testing import tiny_target
 
 pytestmark = pytest.mark.peer
+pytest.importorskip("dflash", reason="dflash is not installed")
 
 BLOCKS = (2, 5, 8, 16)
 TOKENS = 48
@@ -31,6 +32,41 @@ KINDS: dict[str, tuple[tuple[bool, ...], tuple[int | None, ...]]] = {
     "bidirectional sliding": ((False, False, False), (6, 6, 6)),
     "mixed": ((True, True, False), (6, 6, None)),
 }
+
+
+@pytest.mark.real
+def test_an_export_that_went_through_every_layout_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bundled pair: z-lab, speculators, GGUF, and the z-lab export that the authors' package loads."""
+    import dflash.model as reference
+
+    from slipstream.api import drafter_path
+    from slipstream.core.options import TargetOptions
+    from slipstream.formats import read_drafter, write_gguf_drafter, write_speculators
+    from slipstream.formats.export import export_drafter
+    from slipstream.target import load_target
+
+    monkeypatch.setattr(reference, "_cuda_time", time.perf_counter)
+    drafter = read_drafter(drafter_path("smollm2"))
+    write_speculators(drafter, tmp_path / "s")
+    write_gguf_drafter(read_drafter(tmp_path / "s"), tmp_path / "d.gguf")
+    export_drafter(read_drafter(tmp_path / "d.gguf"), tmp_path / "out", "vllm")
+    theirs = reference.DFlashDraftModel.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    target = load_target("smollm2", TargetOptions(dtype="float32", pack=False))
+    ours = read_drafter(tmp_path / "out", target.info)
+    engine = Engine(target, DraftProposer(target, ours), EngineOptions(drafts="max"))
+    prompt = target.tokenizer("The three most common colours of")["input_ids"]
+    with torch.no_grad():
+        stats = reference.dflash_generate(
+            theirs, target.model, torch.tensor([prompt]), TOKENS, None, return_stats=True
+        )
+    request = Request(prompt, SamplingOptions(max_tokens=TOKENS, ignore_eos=True))
+    rounds = [len(piece.token_ids) for piece in engine.stream([request])][1:]
+    assert list(engine.completions[0].token_ids) == stats.output_ids[0, len(prompt) :].tolist()
+    whole = len(rounds) - 4  # they shorten the last blocks
+    assert rounds[:whole] == stats.acceptance_lengths[:whole]
+    assert sum(rounds) > len(rounds)
 
 
 def make_target(family: str) -> Target:

@@ -20,12 +20,13 @@ MAY_IMPORT = {
     "serve": DECODE | {"api", "formats", "serve"},
     "testing": DECODE | {"formats"},
     "api": DECODE | {"formats"},
+    "hf": DECODE | {"api"},
 }
 TOP = {"cli", "__init__", "__main__"}  # may use all
 ONE_FOLDER = {
     "cyclopts": "cli",
     "rich": "cli",
-    "gguf": "target",
+    "gguf": "formats",
     "accelerate": "train",
     "datasets": "data",
     "fastapi": "serve",

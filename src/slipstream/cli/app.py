@@ -16,7 +16,10 @@ from slipstream.cli.chat import chat
 from slipstream.cli.check import check
 from slipstream.cli.data import data
 from slipstream.cli.demo import demo
+from slipstream.cli.export import export
 from slipstream.cli.generate import generate
+from slipstream.cli.import_ import import_
+from slipstream.cli.inspect import inspect
 from slipstream.cli.synthesize import synthesize
 from slipstream.cli.train import train
 from slipstream.core.errors import InputError, SlipstreamError
@@ -39,6 +42,9 @@ def build_app() -> App:
     )
     for command in (demo, generate, chat, check, synthesize, data, train):
         app.command(command)
+    app.command(export)
+    app.command(import_, name="import")
+    app.command(inspect)
     app.meta.default(_launcher(app))
     app.meta.suppress_keyboard_interrupt = False
     return app

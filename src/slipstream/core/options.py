@@ -301,3 +301,26 @@ class DrafterOptions:
     block_size: int = 0
     taps: int = 5
     mask_token_id: int = -1
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """How far `inspect` looks at a pair.
+
+    Attributes:
+        answer_tokens: of the target's own greedy answer to each prompt, which is what is scored.
+        anchors: blocks scored per answer, evenly spread.
+    """
+
+    answer_tokens: int = 96
+    anchors: int = 24
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range.
+
+        Raises:
+            InputError: names the field and its range.
+        """
+        for name in ("answer_tokens", "anchors"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")

@@ -155,19 +155,21 @@ class DraftProposer:
         chooser: DraftChooser,
         row_B: Tensor | None = None,
     ) -> Proposal:
-        """One drafter pass over [anchor, MASK x K]."""
+        """One drafter pass over [anchor, MASK x K], one mask less where the anchor's slot gives a draft."""
         config = self._drafter.config
-        masked = anchor_B.new_full((len(anchor_B), num_drafts), config.mask_token_id)
+        first = config.first_draft_slot
+        masked = anchor_B.new_full((len(anchor_B), num_drafts + first - 1), config.mask_token_id)
         ids_BT = torch.cat([anchor_B[:, None], masked], dim=1)
-        position_BT = length_B[:, None] + torch.arange(num_drafts + 1, device=length_B.device)
+        position_BT = length_B[:, None] + torch.arange(ids_BT.shape[1], device=length_B.device)
         x_BTD = self._target.embed(ids_BT).to(self._work.dtype)
         hidden_BTD = self._work.hidden(x_BTD, position_BT, length_B, visible, row_B)
-        hidden_BKD = hidden_BTD[:, 1:].to(self._target.dtype)
+        hidden_BKD = hidden_BTD[:, first:].to(self._target.dtype)
         if self._ids_V is None:
             raw_BKV = self._target.unembed(hidden_BKD)
         else:
             raw_BKV = self._target.product(hidden_BKD, self._head_VD)
-        return chooser(self._drafter.adjust_logits(raw_BKV), position_BT[:, 1:], self._ids_V)
+        position_BK = position_BT[:, first:] + (1 - first)  # of the drafts, whichever slot gives them
+        return chooser(self._drafter.adjust_logits(raw_BKV), position_BK, self._ids_V)
 
 
 class NullProposer:

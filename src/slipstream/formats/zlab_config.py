@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipstream.core.errors import CheckpointError
+from slipstream.formats.checkpoint import MOST, check_keys, check_layers, integer, number
+from slipstream.formats.keys import INERT_KEYS, NEUTRAL_KEYS, QWEN3_KEYS
 from slipstream.model import DraftConfig, TargetShape
 
 _MISSING = object()
@@ -28,6 +30,26 @@ _FOREIGN = (
     "shift_label",
 )
 
+_OWN_KEYS = frozenset(
+    (
+        "block_size",
+        "mask_token_id",
+        "target_layer_ids",
+        "num_target_layers",
+        "target_hidden_size",
+        "is_causal",
+        "input_embedding_scale",
+        "output_multiplier",
+        "final_logit_softcapping",
+    )
+)
+NESTED_KEYS = (
+    _OWN_KEYS | {"causal", "swa_window_size", "use_swa"} | frozenset(_FOREIGN) | frozenset(NEUTRAL_KEYS)
+)
+TOP_KEYS = (
+    _OWN_KEYS | QWEN3_KEYS | INERT_KEYS | {"dflash_config"} | frozenset(_FOREIGN) | frozenset(NEUTRAL_KEYS)
+)
+
 
 def parse_config(raw: Mapping[str, Any]) -> DraftConfig:
     """Read a configuration strictly.
@@ -39,11 +61,14 @@ def parse_config(raw: Mapping[str, Any]) -> DraftConfig:
     if not isinstance(nested, Mapping):
         raise CheckpointError("dflash_config in config.json must be an object")
     _refuse_foreign(raw, nested)
+    check_keys(raw, TOP_KEYS, "config.json")
+    check_keys(nested, NESTED_KEYS, "dflash_config in config.json")
     layers = _integer(raw, nested, "num_hidden_layers")
+    check_layers(layers)
     heads, width = _integer(raw, nested, "num_attention_heads"), _integer(raw, nested, "hidden_size")
     windows = _windows(raw, nested, layers)
     theta, rope = _rope(raw)
-    cap = _find(raw, nested, "final_logit_softcapping", None)
+    cap = nested.get("final_logit_softcapping", raw.get("final_logit_softcapping"))
     return DraftConfig(
         width=width,
         intermediate_size=_integer(raw, nested, "intermediate_size"),
@@ -65,7 +90,7 @@ def parse_config(raw: Mapping[str, Any]) -> DraftConfig:
         rope_parameters=rope,
         input_embedding_scale=_number(raw, nested, "input_embedding_scale", 1.0),
         output_multiplier=_number(raw, nested, "output_multiplier", 1.0),
-        final_logit_softcapping=None if cap is None else float(cap),
+        final_logit_softcapping=None if cap is None else _number(raw, nested, "final_logit_softcapping", 0.0),
     )
 
 
@@ -75,6 +100,11 @@ def render_config(config: DraftConfig, dtype: str) -> dict[str, Any]:
     Raises:
         CheckpointError: the layout cannot express the causality or the windows.
     """
+    if config.from_anchor:
+        raise CheckpointError(
+            "the z-lab layout gives drafts at the mask slots, this drafter gives the first one at the "
+            "anchor's; only the speculators layout can say so"
+        )
     sliding = [window is not None for window in config.windows]
     sizes = {window for window in config.windows if window is not None}
     if len(sizes) > 1:
@@ -177,18 +207,12 @@ def _find(raw: Mapping[str, Any], nested: Mapping[str, Any], key: str, default: 
 
 def _integer(raw: Mapping[str, Any], nested: Mapping[str, Any], key: str, default: Any = _MISSING) -> int:
     """An integer key."""
-    value = _find(raw, nested, key, default)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise CheckpointError(f"{key} in config.json must be an integer, not {value!r}")
-    return value
+    return integer(_find(raw, nested, key, default), f"{key} in config.json")
 
 
 def _number(raw: Mapping[str, Any], nested: Mapping[str, Any], key: str, default: float) -> float:
     """A number key."""
-    value = _find(raw, nested, key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise CheckpointError(f"{key} in config.json must be a number, not {value!r}")
-    return float(value)
+    return number(_find(raw, nested, key, default), f"{key} in config.json")
 
 
 def _layer_ids(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int, ...]:
@@ -200,7 +224,7 @@ def _layer_ids(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> tuple[int, 
 
 
 def _windows(raw: Mapping[str, Any], nested: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
-    """Window of each layer from layer_types and sliding_window."""
+    """Window of each layer from layer_types and sliding_window, or one for all by use_swa."""
     kinds = raw.get("layer_types")
     if kinds is None:
         kinds = ["full_attention"] * layers
@@ -209,27 +233,30 @@ def _windows(raw: Mapping[str, Any], nested: Mapping[str, Any], layers: int) -> 
     unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
     if unknown:
         raise CheckpointError(f"layer type {unknown[0]!r} in config.json is not supported")
-    window = raw.get("sliding_window") or nested.get("swa_window_size")
-    if "sliding_attention" in kinds and (type(window) is not int or window < 1):
-        raise CheckpointError(f"sliding layers need a sliding_window in config.json, which is {window!r}")
+    if nested.get("use_swa") and "sliding_attention" not in kinds:
+        kinds = ["sliding_attention"] * layers
+    said = [w for w in (nested.get("swa_window_size"), raw.get("sliding_window")) if w]
+    window = said[0] if said else None
+    if "sliding_attention" in kinds:
+        if type(window) is not int or not 1 <= window < MOST:
+            raise CheckpointError(f"sliding layers need a sliding_window in config.json, which is {window!r}")
+        if any(other != window for other in said):
+            raise CheckpointError("sliding_window and swa_window_size in config.json contradict each other")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def _causal(
     raw: Mapping[str, Any], nested: Mapping[str, Any], windows: tuple[int | None, ...]
 ) -> tuple[bool, ...]:
-    """One word for all layers, or the default: sliding layers are causal, full ones are not."""
-    said = {
-        key: source[key]
-        for key, source in (("is_causal", nested), ("is_causal", raw), ("causal", nested))
-        if key in source
-    }
-    values = set(said.values())
-    if not values:
-        return tuple(window is not None for window in windows)
-    if len(values) > 1 or not values <= {True, False}:
+    """One word for all layers, or the default: sliding layers are causal (but not by use_swa)."""
+    places = ((nested, "is_causal"), (raw, "is_causal"), (nested, "causal"))
+    said = [source[key] for source, key in places if source.get(key) is not None]
+    if not said:
+        symmetric = bool(nested.get("use_swa"))
+        return tuple(window is not None and not symmetric for window in windows)
+    if any(type(value) is not bool for value in said) or len(set(said)) > 1:
         raise CheckpointError("is_causal and dflash_config.causal in config.json contradict each other")
-    return (bool(values.pop()),) * len(windows)
+    return (bool(said[0]),) * len(windows)
 
 
 def _rope(raw: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
@@ -238,10 +265,13 @@ def _rope(raw: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
     if not isinstance(parameters, Mapping):
         raise CheckpointError("rope_parameters in config.json must be an object")
     theta = parameters.get("rope_theta", raw.get("rope_theta"))
-    if isinstance(theta, bool) or not isinstance(theta, int | float):
-        raise CheckpointError(f"rope_theta in config.json must be a number, not {theta!r}")
+    unknown = sorted(set(parameters) - {"rope_theta", "rope_type", "type", "partial_rotary_factor"})
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    return float(theta), {"rope_type": kind}
+    if kind == "default" and unknown:
+        raise CheckpointError(f"key {unknown[0]} in rope_parameters is unknown to this layout")
+    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        raise CheckpointError("partial_rotary_factor in config.json is not supported")
+    return number(theta, "rope_theta in config.json"), {"rope_type": kind}
 
 
 def _refuse_foreign(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> None:
@@ -249,6 +279,10 @@ def _refuse_foreign(raw: Mapping[str, Any], nested: Mapping[str, Any]) -> None:
     for key in _FOREIGN:
         if nested.get(key) or raw.get(key):
             raise CheckpointError(f"{key} in config.json belongs to another drafting method than DFlash")
+    for key, neutral in NEUTRAL_KEYS.items():
+        for value in (nested.get(key), raw.get(key)):
+            if value is not None and value != neutral:
+                raise CheckpointError(f"{key} {value!r} in config.json is not supported, only {neutral!r} is")
     if raw.get("attention_bias"):
         raise CheckpointError("attention_bias in config.json is not supported, drafters have no biases")
     if raw.get("hidden_act", "silu") != "silu":

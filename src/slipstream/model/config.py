@@ -95,6 +95,8 @@ class DraftConfig:
         input_embedding_scale: multiplies the block's input embeddings.
         output_multiplier: multiplies logits.
         final_logit_softcapping: cap c of c * tanh(logits / c); None for none.
+        from_anchor: the anchor's slot already gives the first draft, so K drafts take K slots (DeepSpec), not
+            K + 1. T counts anchor and drafts either way.
     """
 
     width: int
@@ -118,6 +120,7 @@ class DraftConfig:
     input_embedding_scale: float = 1.0
     output_multiplier: float = 1.0
     final_logit_softcapping: float | None = None
+    from_anchor: bool = False
 
     def __post_init__(self) -> None:
         """Refuse shapes that cannot be computed.
@@ -157,12 +160,21 @@ class DraftConfig:
             (all(w is None or w >= 1 for w in self.windows), "a sliding window must be at least 1"),
             (rope_type == "default", f"rotary type {rope_type!r} is not supported, only 'default' is"),
             (self.rope_theta > 0, "rope_theta must be above 0"),
+            (
+                self.final_logit_softcapping is None or self.final_logit_softcapping > 0,
+                "final_logit_softcapping must be above 0",
+            ),
         )
 
     @property
     def feature_width(self) -> int:
         """E: taps times target width."""
         return len(self.target_layer_ids) * self.target_width
+
+    @property
+    def first_draft_slot(self) -> int:
+        """Slot of the pass that gives the first draft: 0 with `from_anchor`, else 1."""
+        return 0 if self.from_anchor else 1
 
     @classmethod
     def for_target(

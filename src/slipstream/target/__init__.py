@@ -2,7 +2,7 @@
 
 from slipstream.target.cache import TargetCache
 from slipstream.target.family import TargetInfo
-from slipstream.target.load import BUNDLED, bundled_file, load_target
+from slipstream.target.load import BUNDLED, bundled_file, load_target, model_folder
 from slipstream.target.model import Prefill, Target, Verified, target_from_model
 from slipstream.target.packing import packed
 
@@ -15,6 +15,7 @@ __all__ = [
     "Verified",
     "bundled_file",
     "load_target",
+    "model_folder",
     "packed",
     "target_from_model",
 ]

