@@ -71,19 +71,23 @@ def llama_binaries() -> Path:
 
 
 @contextmanager
-def llama_server(target: Path, drafter: Path, drafts: int) -> Iterator[str]:
-    """A running server's address."""
+def llama_server(target: Path, drafter: Path | None, drafts: int, threads: int = 1) -> Iterator[str]:
+    """A running server's address; without a drafter it decodes plainly."""
     folder = llama_binaries()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words: Sequence[Any] = [
-        folder / "llama-server", "-m", target, "-md", drafter, "--spec-type", "draft-dflash",
-        "--spec-draft-n-max", drafts, "--spec-draft-p-min", 0, "--parallel", 1, "-c", 1024, "-t", 1,
-        "--spec-draft-threads", 1, "--host", "127.0.0.1", "--port", port,
+        folder / "llama-server", "-m", target, "--parallel", 1, "-c", 1024, "-t", threads,
+        "--host", "127.0.0.1", "--port", port,
     ]  # fmt: skip
+    if drafter is not None:
+        words = [
+            *words, "-md", drafter, "--spec-type", "draft-dflash", "--spec-draft-n-max", drafts,
+            "--spec-draft-p-min", 0, "--spec-draft-threads", threads,
+        ]  # fmt: skip
     environment = os.environ | {"LD_LIBRARY_PATH": str(folder)}
-    log = drafter.with_suffix(".log")
+    log = (drafter or target).with_suffix(".log")
     with log.open("w") as file:
         process = subprocess.Popen(list(map(str, words)), stdout=file, stderr=file, env=environment)
     try:
