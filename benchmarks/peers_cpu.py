@@ -1,8 +1,8 @@
 """What the same drafter brings in each engine that runs on this CPU: drafted over plain, each within itself.
 
 Slipstream, llama.cpp (our GGUF pair) and vLLM (our z-lab export), greedy, one request at a time, bf16, the
-same prompts and the same number of threads; whole calls, prompt included, after a warm-up of each. Engines that
-`make peers` did not build are left out, and it is said.
+same prompts and the same number of threads; whole calls, prompt included, after a warm-up of each. Engines
+that `make peers` did not build are left out, and it is said.
 """
 
 from __future__ import annotations
