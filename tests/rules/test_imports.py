@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "formats": CORE | {"model", "formats"},
     "decode": DECODE,
     "data": DATA,
+    "plan": CORE | {"plan"},
     "train": DATA | {"train", "formats"},
     "bench": DECODE | {"api", "formats", "bench"},
     "serve": DECODE | {"api", "formats", "serve"},

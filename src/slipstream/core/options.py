@@ -324,3 +324,35 @@ class InspectOptions:
         for name in ("answer_tokens", "anchors"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What a plan is made for.
+
+    Attributes:
+        gpu: the card: H200, B200, RTX 4090, ..., or `cpu`, which is measured now.
+        tp: cards that the weights are split over.
+        precision: of the target's layers; `auto` takes what its config says, else bf16.
+        context: tokens before a round, per request.
+        concurrency: requests side by side, such as 1,4,8.
+        block_size: slots of a block, anchor included; 0 takes the drafter's own, or 16.
+        drafter_layers: of a drafter that does not exist yet, where none is named.
+        acceptance_length: tokens per round, one rate for all slots.
+        acceptance_profile: how often draft k is kept when all before it were: 0.8,0.7,... or a JSON file with
+            such a list, or with `accepted_per_position` and `rounds` as `generate --json` has them.
+        execution: `graph` (captured or compiled passes) or `eager`.
+        overhead_ms: what a drafted round costs beyond its passes; negative takes the execution's own.
+    """
+
+    gpu: str = "H200"
+    tp: int = 1
+    precision: Literal["auto", "bf16", "fp8", "int4"] = "auto"
+    context: int = 1500
+    concurrency: str = "1,4,8,16,32"
+    block_size: int = 0
+    drafter_layers: int = 5
+    acceptance_length: float = 0.0
+    acceptance_profile: str = ""
+    execution: Literal["graph", "eager"] = "graph"
+    overhead_ms: float = -1.0

@@ -1,0 +1,188 @@
+"""How many weights a model has, which of them a pass reads, and what it keeps per token: from its config.
+
+Not a loader: nothing but `config.json` is read. Families whose layers this arithmetic does not describe
+(recurrent and latent attention) are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.core.errors import InputError
+
+#: Families with norms on queries and keys, with four norms a layer, with biases, with sinks.
+_QK_NORMS = {"qwen3", "qwen3_moe", "gemma3_text"}
+_FOUR_NORMS = {"gemma2", "gemma3_text"}
+_QKV_BIAS = {"qwen2", "qwen2_moe"}
+_KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+_UNKNOWN_KEYS = {"kv_lora_rank": "latent attention", "linear_num_value_heads": "linear attention"}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer, in weights.
+
+    Attributes:
+        attention: projections, their biases and sinks.
+        dense: an MLP, shared experts and the router: what every token uses; norms as well.
+        expert: one expert; 0 without experts.
+        experts: that there are.
+        per_token: experts that a token uses.
+        queries: numbers of one token's queries.
+        kv: keys and values of one token, in numbers.
+        window: tokens that are kept; None keeps all.
+    """
+
+    attention: int
+    dense: int
+    expert: int
+    experts: int
+    per_token: int
+    queries: int
+    kv: int
+    window: int | None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder.
+
+    Attributes:
+        name: of its family.
+        width: D.
+        vocabulary: rows of the head.
+        tied: whether head and input embedding are one matrix.
+        layers: from first to last.
+        expert_bits: bits per weight of the experts where the checkpoint stores them shorter; else None.
+        bits: bits per weight of the layers where the checkpoint stores them shorter; else None.
+    """
+
+    name: str
+    width: int
+    vocabulary: int
+    tied: bool
+    layers: tuple[Layer, ...]
+    expert_bits: float | None = None
+    bits: float | None = None
+
+    @property
+    def head(self) -> int:
+        """Weights of the output embedding."""
+        return self.width * self.vocabulary
+
+    @property
+    def parameters(self) -> int:
+        """All weights, the final norm included."""
+        body = sum(x.attention + x.dense + x.expert * x.experts for x in self.layers)
+        return body + self.head * (1 if self.tied else 2) + self.width
+
+    @property
+    def active(self) -> int:
+        """Weights that one token is multiplied by, the head included."""
+        return sum(x.attention + x.dense + x.expert * x.per_token for x in self.layers) + self.head
+
+
+def read_shape(raw: Mapping[str, Any]) -> Shape:
+    """The shape that a config states.
+
+    Args:
+        raw: the object in config.json; of a model with pictures, its text part is taken.
+
+    Raises:
+        InputError: a key is missing, or the family's layers are not described.
+    """
+    config = raw.get("text_config", raw)
+    family = str(config.get("model_type", raw.get("model_type", "unknown")))
+    for key, what in _UNKNOWN_KEYS.items():
+        if config.get(key):
+            raise InputError(f"{family} has {what}, which the plan does not describe")
+    width, count = _size(config, "hidden_size"), _size(config, "num_hidden_layers")
+    kinds = _kinds(config, count, family)
+    layers = tuple(_layer(config, family, number, kind) for number, kind in enumerate(kinds))
+    bits, expert_bits = _stored_bits(raw.get("quantization_config") or {})
+    tied = bool(config.get("tie_word_embeddings", raw.get("tie_word_embeddings", family.startswith("gemma"))))
+    return Shape(family, width, _size(config, "vocab_size"), tied, layers, expert_bits, bits)
+
+
+def distinct_experts(experts: int, per_token: int, tokens: float) -> float:
+    """Expected number of different experts that some tokens use, if each chooses for itself.
+
+    E (1 - (1 - k/E)^n). Tokens of one block choose more alike than that, so it is an upper estimate.
+    """
+    return experts * (1 - (1 - per_token / experts) ** tokens) if experts else 0.0
+
+
+def _layer(config: Mapping[str, Any], family: str, number: int, kind: str) -> Layer:
+    width, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+    groups = int(config.get("num_key_value_heads") or heads)
+    head_dim = int(config.get("head_dim") or width // heads)
+    queries, keys = heads * head_dim, groups * head_dim
+    attention = width * (queries + 2 * keys) + queries * width
+    if family in _QKV_BIAS or config.get("attention_bias"):
+        attention += queries + 2 * keys
+    if config.get("attention_bias") and family in {"llama", "gpt_oss", "qwen3", "qwen3_moe"}:
+        attention += width
+    attention += heads if family == "gpt_oss" else 0
+    norms = width * (4 if family in _FOUR_NORMS else 2) + (2 * head_dim if family in _QK_NORMS else 0)
+    dense, expert, experts, per_token = _mlp(config, family, number)
+    window = config.get("sliding_window") if kind == "sliding_attention" else None
+    return Layer(attention, dense + norms, expert, experts, per_token, queries, 2 * keys, window)
+
+
+def _mlp(config: Mapping[str, Any], family: str, number: int) -> tuple[int, int, int, int]:
+    """Weights of every token, of an expert, experts, and those of a token."""
+    width, inner = _size(config, "hidden_size"), int(config.get("intermediate_size") or 0)
+    experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
+    step, only_dense = int(config.get("decoder_sparse_step") or 1), config.get("mlp_only_layers") or ()
+    if not experts or number in only_dense or (number + 1) % step:
+        return 3 * width * inner + (2 * inner + width if config.get("mlp_bias") else 0), 0, 0, 0
+    per_token = int(config.get("num_experts_per_tok") or config.get("experts_per_token") or 0)
+    if not 0 < per_token <= experts:
+        raise InputError(f"the config has {experts} experts but says not how many a token uses")
+    own = int(config.get("moe_intermediate_size") or inner)
+    expert, router = 3 * width * own, width * experts
+    if family == "gpt_oss":
+        expert, router = expert + 2 * own + width, router + experts
+    shared = int(config.get("shared_expert_intermediate_size") or 0)
+    gate = width if shared else 0
+    return router + 3 * width * shared + gate, expert, experts, per_token
+
+
+def _kinds(config: Mapping[str, Any], count: int, family: str) -> list[str]:
+    """What every layer attends to."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        every = config.get("sliding_window") and family in {"mistral", "mixtral"}
+        pattern = int(config.get("sliding_window_pattern") or (6 if family == "gemma3_text" else 0))
+        if pattern:
+            return [("full" if (n + 1) % pattern == 0 else "sliding") + "_attention" for n in range(count)]
+        return ["sliding_attention" if every else "full_attention"] * count
+    unknown = sorted(set(kinds) - _KNOWN_LAYERS)
+    if unknown or len(kinds) != count:
+        raise InputError(
+            f"{family} has layers of the kind {unknown[0]}, which the plan does not describe"
+            if unknown
+            else f"the config has {count} layers but names {len(kinds)}"
+        )
+    return list(kinds)
+
+
+def _stored_bits(stored: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """Bits per weight of layers and of experts, by how the checkpoint is quantised."""
+    method = str(stored.get("quant_method", ""))
+    if method == "mxfp4":  # experts alone, with a scale of 8 bits for 32 weights
+        return None, 4.25
+    if "fp8" in method:
+        return 8.0, 8.0
+    if method in {"awq", "gptq", "bitsandbytes"} and (stored.get("bits") == 4 or stored.get("load_in_4bit")):
+        return 4.25, 4.25
+    return None, None
+
+
+def _size(config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(f"the config's {key} must be a whole number above 0, not {value!r}")
+    return value

@@ -1,0 +1,134 @@
+"""Weights by arithmetic against models of transformers that are built without memory."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from slipstream.core.errors import InputError
+from slipstream.model import DraftConfig, Drafter
+from slipstream.plan import described_drafter, read_drafter_shape, read_shape
+from slipstream.plan.shape import distinct_experts
+from slipstream.testing import tiny_target
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+CONFIGS: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**SIZES, tie_word_embeddings=False),
+    "llama with biases": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+    "mistral": MistralConfig(**SIZES, tie_word_embeddings=False),
+    "qwen2": Qwen2Config(**{k: v for k, v in SIZES.items() if k != "head_dim"}, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SIZES, tie_word_embeddings=False),
+    "qwen3 experts": Qwen3MoeConfig(**SIZES, **EXPERTS, tie_word_embeddings=False),
+    "some layers with experts": Qwen3MoeConfig(
+        **SIZES, **EXPERTS, decoder_sparse_step=2, mlp_only_layers=[3], tie_word_embeddings=False
+    ),
+    "gemma 3": Gemma3TextConfig(**SIZES, tie_word_embeddings=True),
+    "gpt-oss": GptOssConfig(
+        **SIZES, num_local_experts=8, num_experts_per_tok=2, attention_bias=True, tie_word_embeddings=False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_weight_is_counted(name: str) -> None:
+    config = CONFIGS[name]
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shape = read_shape(config.to_dict())
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
+    cut = shape.parameters - sum(x.expert * (x.experts - x.per_token) for x in shape.layers)
+    assert shape.active + shape.width + (0 if shape.tied else shape.head) == cut
+
+
+def test_windows_and_kinds_of_layers() -> None:
+    shape = read_shape(CONFIGS["gemma 3"].to_dict())
+    kinds = CONFIGS["gemma 3"].layer_types
+    assert [x.window is not None for x in shape.layers] == [kind == "sliding_attention" for kind in kinds]
+    assert {x.kv for x in shape.layers} == {2 * 2 * 16}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size must be a whole number"),
+        ({"layer_types": ["linear_attention"] * 4}, "linear_attention"),
+        ({"layer_types": ["full_attention"] * 3}, "4 layers but names 3"),
+        ({"kv_lora_rank": 512}, "latent attention"),
+        ({"num_local_experts": 4}, "says not how many"),
+    ],
+)
+def test_what_is_not_described_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_shape(CONFIGS["llama"].to_dict() | change)
+
+
+def test_stored_bits_are_read() -> None:
+    raw = CONFIGS["gpt-oss"].to_dict()
+    assert read_shape(raw | {"quantization_config": {"quant_method": "mxfp4"}}).expert_bits == 4.25
+    assert read_shape(raw | {"quantization_config": {"quant_method": "fp8"}}).bits == 8.0
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 40])
+def test_distinct_experts_by_drawing(tokens: int) -> None:
+    draw, experts, each = random.Random(tokens), 16, 3
+    tries = [
+        len({expert for _ in range(tokens) for expert in draw.sample(range(experts), each)})
+        for _ in range(4000)
+    ]
+    assert distinct_experts(experts, each, tokens) == pytest.approx(sum(tries) / len(tries), rel=0.02)
+    assert distinct_experts(0, 0, tokens) == 0
+
+
+def test_drafters_are_counted_too() -> None:
+    target = tiny_target()
+    shape = read_shape(target.model.config.to_dict())
+    config = DraftConfig.for_target(target.info, num_layers=3, block_size=6, num_taps=2)
+    made = Drafter(config)
+    described, fused = described_drafter(shape, 3, 2)
+    counted = sum(x.attention + x.dense for x in described.layers) + fused
+    # Norms of the whole and of queries and keys are left out of the description: a few numbers per layer.
+    left_out = 2 * config.width + 3 * 2 * config.head_dim
+    assert counted + left_out == sum(p.numel() for p in made.parameters())
+    raw = {
+        "hidden_size": config.width,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": 3,
+        "num_attention_heads": config.num_heads,
+        "head_dim": config.head_dim,
+        "num_key_value_heads": config.num_kv_heads,
+        "vocab_size": config.vocab_size,
+        "block_size": 6,
+        "dflash_config": {"target_layer_ids": [0, 1], "mask_token_id": 5},
+    }
+    read, also_fused, block = read_drafter_shape(raw, shape)
+    assert (also_fused, block) == (fused, 6)
+    assert sum(x.attention + x.dense for x in read.layers) + fused + 2 * config.width == sum(
+        p.numel() for p in made.parameters()
+    )
+    with pytest.raises(InputError, match="no dflash_config"):
+        read_drafter_shape({"block_size": 4}, shape)
+    with pytest.raises(InputError, match="the drafter has width"):
+        read_drafter_shape(raw | {"hidden_size": 64}, shape)
