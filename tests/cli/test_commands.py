@@ -20,6 +20,7 @@ FIELDS = [
     "accepted_per_position",
     "drafts_mean",
     "parked",
+    "cached_tokens",
     "ttft_s",
     "decode_s",
     "tokens_per_s",
