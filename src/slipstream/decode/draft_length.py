@@ -18,9 +18,9 @@ _PRIOR = 10.0
 _NEW_TIME, _OUTLIER = 0.15, 1.5
 #: A change must promise so much more.
 _HYSTERESIS = 1.02
-#: Looks at drafting while it does not pay may take so much of the time, at least so many rounds apart; a look
-#: at not drafting costs next to nothing.
-_PROBE_SHARE, _PROBE_LEAST, _PROBE_PLAIN = 0.015, 16, 100
+#: Looks at drafting while it does not pay may take so much of the time, saved up round by round, and are at
+#: least so many rounds apart. Looks at not drafting may take the last share.
+_PROBE_SHARE, _PROBE_LEAST, _PROBE_PLAIN = 0.015, 16, 0.002
 #: Looks in vain double the distance to the next one, so often at most.
 _MOST_DOUBLINGS = 2.0
 
@@ -58,6 +58,10 @@ class DraftLength:
     _deep: int = 0
     _probing: bool = False
     _vain: float = 0.0
+    _saved: float = 0.0
+    _drafted: float = 0.0
+    _hold: int = 0
+    _held_for: int = 0
 
     def __post_init__(self) -> None:
         """Begin with rates that make a drafter worth trying."""
@@ -79,9 +83,17 @@ class DraftLength:
         if self.fixed is not None:
             return self.fixed
         bucket = _bucket(len(requests))
+        if self._hold and bucket == self._held_for:
+            # Weighing many requests takes time itself, and one round more tells little about them.
+            self._hold, self._since, self._deep = self._hold - 1, self._since + 1, self._deep + 1
+            return self._current
+        return self._weigh(requests, bucket)
+
+    def _weigh(self, requests: Sequence[int], bucket: int) -> int:
+        """Drafts of the next round, from what is known now."""
         # Somebody new may be easier to draft for; one of many changes little.
         fresh = sum(request not in self._own for request in requests)
-        self._vain = max(0.0, self._vain - _MOST_DOUBLINGS * fresh / bucket)
+        self._vain = max(0.0, self._vain - _MOST_DOUBLINGS * (fresh / bucket) ** 2)
         tokens = self._expected(requests)
         unseen = self._first_look(bucket, tokens)
         if unseen is not None:
@@ -93,19 +105,24 @@ class DraftLength:
         self._since, self._deep = self._since + 1, self._deep + 1
         if self._current == 0:
             probe = max((size for size in self.sizes if size), key=value.__getitem__)
-            extra = self._cost(bucket, probe) / self._cost(bucket, 0) - 1
-            if self._probing or self._since > max(_PROBE_LEAST, extra / _PROBE_SHARE) * 2**self._vain:
-                self._since, self._vain = 0, min(self._vain + 1, _MOST_DOUBLINGS)
+            extra = self._cost(bucket, probe) - self._cost(bucket, 0)
+            affordable = self._since > _PROBE_LEAST and self._saved > extra * 2**self._vain
+            if self._probing or affordable:
+                self._since, self._saved, self._vain = 0, 0.0, min(self._vain + 1, _MOST_DOUBLINGS)
                 return probe
+            self._hold, self._held_for = len(requests) // 2, bucket
             return 0
-        if self._since > _PROBE_PLAIN:
-            self._since = 0
+        # One plain step more, less what it says by the way: long rounds are doubted sooner.
+        lost = self._cost(bucket, 0) * (1 - value[0] / value[self._current])
+        if self._since > _PROBE_LEAST and self._drafted > lost / _PROBE_PLAIN:
+            self._since, self._drafted = 0, 0.0
             return 0
         # How good the last drafts are is not seen while they are not made.
         extra = self._cost(bucket, self.most) / self._cost(bucket, self._current) - 1
         if self._current < self.most and self._deep > max(_PROBE_LEAST, extra / _PROBE_SHARE):
             self._deep = 0
             return self.most
+        self._hold, self._held_for = len(requests) // 2, bucket
         return self._current
 
     def note(self, accepted: Mapping[int, int], drafts: int, seconds: float) -> None:
@@ -128,6 +145,10 @@ class DraftLength:
             own = self._own.setdefault(request, _Rates([0.0] * self.most, [0.0] * self.most))
             own.count(drafts, count, _OWN_MEMORY)
             self._common.count(drafts, count, _COMMON_MEMORY)
+        if self._current:
+            self._drafted += seconds
+        else:
+            self._saved += _PROBE_SHARE * seconds
         # Where a probe was right throughout, the next round looks again.
         self._probing = (
             bool(drafts) and self._current == 0 and min(accepted.values(), default=0) >= min(2, drafts)
