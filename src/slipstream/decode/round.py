@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 
 from slipstream.core.options import EngineOptions
+from slipstream.core.records import Guide, TokenLogprob
 from slipstream.decode.accept import Proposal, Verdict, match, reject
+from slipstream.decode.grammar import permitted
 from slipstream.decode.history import History
+from slipstream.decode.logprobs import read_logprobs
 from slipstream.decode.propose import DraftChooser, Proposer
 from slipstream.decode.sampling import RowSettings, choose, distribution
 from slipstream.target import Target
@@ -30,6 +33,9 @@ class Batch:
         parked: features of rounds without drafts, which the proposer has not seen yet, and where they begin.
         active_B: 1 while a row decodes, 0 in a free row (it stands still).
         settings, history, chooser: of the requests in the rows; set anew whenever a row changes hands.
+        guides: by row, of requests that a grammar binds.
+        logprobs: most of the likeliest tokens that any row wants reported; None where no row wants any.
+        drafting: whether any row wants drafts; where none does the proposer is not shown their texts.
     """
 
     target: Target
@@ -43,27 +49,46 @@ class Batch:
     settings: RowSettings = field(init=False)
     history: History = field(init=False)
     chooser: DraftChooser = field(init=False)
+    guides: dict[int, Guide] = field(default_factory=dict)
+    logprobs: int | None = None
+    drafting: bool = True
     parked: list[Tensor] = field(default_factory=list)
     parked_start_B: Tensor | None = None
 
 
-def run_round(batch: Batch, visible: int) -> list[list[int]]:
+@dataclass(frozen=True)
+class Said:
+    """What a round says, by row; in rows that do not decode it means nothing.
+
+    Attributes:
+        tokens: the new tokens, at least one.
+        logprobs: of these tokens; no rows where no row asks.
+    """
+
+    tokens: list[list[int]]
+    logprobs: list[list[TokenLogprob]] = field(default_factory=list)
+
+
+def run_round(batch: Batch, visible: int) -> Said:
     """Advance every active row by at least one token.
 
     Args:
         batch: changed in place.
         visible: leading buffer slots that can hold anything valid, this round's block included.
-
-    Returns:
-        Per row its new tokens; rows that do not decode still give one, which means nothing.
     """
     if batch.num_drafts:
         catch_up(batch, visible)
     proposal = _propose(batch, visible)
     ids_BT = torch.cat([batch.anchor_B[:, None], proposal.drafts_BK], dim=1)
+    # Read before the pass, so that on a GPU the grammars are asked while it runs.
+    drafts: list[list[int]] = proposal.drafts_BK.tolist() if batch.guides else []  # host: for grammars only
     verified = batch.target.verify(ids_BT, batch.length_B, batch.cache, visible)
     position_BT = batch.length_B[:, None] + torch.arange(1, ids_BT.shape[1] + 1, device=ids_BT.device)
     logits_BTV = batch.history.adjust(verified.logits_BTV, proposal.drafts_BK, position_BT)
+    if batch.guides:
+        num_slots, vocab_size = logits_BTV.shape[1:]
+        permitted_BTV = permitted(batch.guides, drafts, num_slots, vocab_size, logits_BTV.device)
+        logits_BTV = logits_BTV.masked_fill(~permitted_BTV, -torch.inf)
     verdict, short_B = accept(batch, proposal, logits_BTV, position_BT)
     _show(batch, verified.features_BTE, visible)
     rows = _read(verdict, short_B & (batch.active_B > 0))
@@ -72,12 +97,15 @@ def run_round(batch: Batch, visible: int) -> list[list[int]]:
         verdict, short_B = accept(batch, proposal, logits_BTV, position_BT, logits_BTV.shape[-1])
         rows = _read(verdict, short_B)
     _commit(batch, verdict)
-    return [row[: row[-2]] for row in rows]
+    tokens = [row[: row[-2]] for row in rows]
+    if batch.logprobs is None:
+        return Said(tokens)
+    return Said(tokens, read_logprobs(verified.logits_BTV, verdict.tokens_BT, batch.logprobs))
 
 
 def _show(batch: Batch, features_BTE: Tensor, visible: int) -> None:
     """Show the proposer a round's features; those of rounds without drafts wait until it is asked again."""
-    if batch.proposer is None:
+    if batch.proposer is None or not batch.drafting:
         return
     if batch.num_drafts:
         batch.proposer.extend(features_BTE, batch.length_B, visible)

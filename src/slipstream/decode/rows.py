@@ -18,9 +18,11 @@ from torch import Tensor
 
 from slipstream.core.errors import InputError
 from slipstream.core.options import EngineOptions, SamplingOptions
-from slipstream.core.records import Completion, Piece, Request
+from slipstream.core.records import Completion, Piece, Request, TokenLogprob
 from slipstream.decode.draft_length import DraftLength
+from slipstream.decode.grammar import permitted
 from slipstream.decode.history import History
+from slipstream.decode.logprobs import most_logprobs, read_logprobs
 from slipstream.decode.prefix import Kept, PrefixCache
 from slipstream.decode.propose import Proposer, make_chooser
 from slipstream.decode.round import Batch, catch_up, run_round
@@ -175,6 +177,7 @@ class Rows:
         cache.clear(row_B)
         for (row, tracker), (text, shared) in zip(newcomers.items(), kept, strict=True):
             self._table[row], self._lengths[row], tracker.cached_tokens = tracker, shared, shared
+            tracker.admitted_at = time.perf_counter()
             if text is not None:
                 cache.restore(row, text.target, shared)
         self._batch.length_B = self._batch.length_B.index_copy(0, row_B, start_B)
@@ -218,13 +221,16 @@ class Rows:
             for row, (text, shared) in zip(newcomers, reading.kept, strict=True):
                 if text is not None:
                     self._batch.proposer.restore(row, text.draft, shared)
-        requests = [tracker.request for tracker in newcomers.values()]
-        tokens_B = self._first_choice(requests, reached.logits_BV, length_B)
+        tokens_B = self._first_choice(list(newcomers.values()), reached.logits_BV, length_B)
         now = time.perf_counter()
         ids: list[int] = tokens_B.tolist()  # host: once per newcomers
+        most = most_logprobs(tracker.request for tracker in newcomers.values())
+        likely: list[list[TokenLogprob]] = [[] for _ in ids]
+        if most is not None:
+            likely = read_logprobs(reached.logits_BV[:, None], tokens_B[:, None], most)
         pieces = [
-            tracker.first(token, now)
-            for tracker, token in zip(newcomers.values(), ids, strict=True)
+            tracker.first(token, now, logprobs)
+            for tracker, token, logprobs in zip(newcomers.values(), ids, likely, strict=True)
             if not tracker.cancelled
         ]
         for row, tracker in newcomers.items():
@@ -239,13 +245,20 @@ class Rows:
         options = [request.sampling for request in requests]
         return RowSettings.of(options, target.info.vocab_size, target.device, target.kernels)
 
-    def _first_choice(self, requests: list[Request], logits_BV: Tensor, length_B: Tensor) -> Tensor:
+    def _first_choice(self, newcomers: list[Tracker], logits_BV: Tensor, length_B: Tensor) -> Tensor:
         """The target's own choice in every mode."""
         info, device = self._target.info, self._target.device
+        requests = [tracker.request for tracker in newcomers]
         history = History(requests, info.vocab_size, info.eos_token_ids, device)
         settings = self._settings(requests)
         position_BT = length_B[:, None]
         logits_BTV = history.adjust(logits_BV[:, None], length_B.new_empty(len(requests), 0), position_BT)
+        guides = {
+            place: tracker.guide for place, tracker in enumerate(newcomers) if tracker.guide is not None
+        }
+        if guides:
+            permitted_BTV = permitted(guides, [[]] * len(requests), 1, info.vocab_size, device)
+            logits_BTV = logits_BTV.masked_fill(~permitted_BTV, -torch.inf)
         choice = choose(logits_BTV, position_BT, settings)
         if choice.short_B.any():  # host: once per newcomers
             choice = choose(logits_BTV, position_BT, settings, info.vocab_size)
@@ -258,15 +271,18 @@ class Rows:
             return []
         visible = self._visible()
         begun = time.perf_counter()
-        drafts = self._draft_length.choose([tracker.index for tracker in running.values()])
+        drafts = 0
+        if self._batch.drafting:
+            drafts = self._draft_length.choose([tracker.index for tracker in running.values()])
         self._batch.num_drafts = drafts
         said = run_round(self._batch, visible)
         now = time.perf_counter()
-        accepted = {tracker.index: len(said[row]) - 1 for row, tracker in running.items()}
+        accepted = {tracker.index: len(said.tokens[row]) - 1 for row, tracker in running.items()}
         self._draft_length.note(accepted, drafts, now - begun)
         for row in running:
-            self._lengths[row] += len(said[row])
-        return [tracker.round(said[row], now, drafts) for row, tracker in running.items()]
+            self._lengths[row] += len(said.tokens[row])
+        likely = said.logprobs or [[]] * len(said.tokens)
+        return [t.round(said.tokens[row], now, drafts, likely[row]) for row, t in running.items()]
 
     def _visible(self) -> int:
         """Leading slots that the next round may read or write."""
@@ -307,6 +323,8 @@ class Rows:
         read.
         """
         ids = (*tracker.request.prompt_ids, *tracker.token_ids)[: self._lengths[row]]
+        if not tracker.request.draft:
+            return  # the proposer may not have seen it
         if self._prefixes.most_tokens and self._prefixes.wants(ids):
             proposer, length = self._batch.proposer, len(ids)
             draft = proposer.save(row, length) if proposer is not None else ()
@@ -327,7 +345,11 @@ class Rows:
         batch.chooser = make_chooser(
             batch.settings, self._options.acceptor, self._options.draft_noise, info.vocab_size
         )
-        unfinished = {row for row, tracker in self._running().items() if not tracker.finish_reason}
+        running = self._running()
+        unfinished = {row for row, tracker in running.items() if not tracker.finish_reason}
+        batch.guides = {row: guide for row in unfinished if (guide := running[row].guide) is not None}
+        batch.logprobs = most_logprobs(running[row].request for row in unfinished)
+        batch.drafting = any(running[row].request.draft for row in unfinished)
         active = [row in unfinished for row in range(len(self._table))]
         batch.active_B = torch.tensor(active, device=device).long()
         batch.length_B = batch.length_B * torch.tensor([t is not None for t in self._table], device=device)
