@@ -30,6 +30,10 @@ ONE_FOLDER = {
     "datasets": "data",
     "fastapi": "serve",
     "uvicorn": "serve",
+    "starlette": "serve",
+    "pydantic": "serve",
+    "prometheus_client": "serve",
+    "llguidance": "serve",
 }
 # Reports and training curves are both pictures.
 TWO_FOLDERS = {"matplotlib": {"bench", "train"}}
@@ -103,6 +107,7 @@ def test_help_imports_no_torch():
         ["demo", "--help"],
         ["check", "--help"],
         ["chat", "--help"],
+        ["serve", "--help"],
     ):
         statement = f"from slipstream.cli import main\ntry: main({args!r})\nexcept SystemExit: pass"
         assert not {"torch", "transformers"} & modules_after(statement), args

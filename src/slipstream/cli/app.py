@@ -17,6 +17,7 @@ from slipstream.cli.check import check
 from slipstream.cli.data import data
 from slipstream.cli.demo import demo
 from slipstream.cli.generate import generate
+from slipstream.cli.serve import serve
 from slipstream.cli.synthesize import synthesize
 from slipstream.cli.train import train
 from slipstream.core.errors import InputError, SlipstreamError
@@ -37,7 +38,7 @@ def build_app() -> App:
         default_parameter=Parameter(negative=()),
         suppress_keyboard_interrupt=False,
     )
-    for command in (demo, generate, chat, check, synthesize, data, train):
+    for command in (demo, generate, chat, serve, check, synthesize, data, train):
         app.command(command)
     app.meta.default(_launcher(app))
     app.meta.suppress_keyboard_interrupt = False

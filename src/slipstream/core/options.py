@@ -301,3 +301,47 @@ class DrafterOptions:
     block_size: int = 0
     taps: int = 5
     mask_token_id: int = -1
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """How a server treats those who call it; how it decodes stands in `EngineOptions`.
+
+    Attributes:
+        host: address to listen on; the default is reached from this machine only.
+        port: to listen on; 0 takes a free one.
+        queue: most texts that wait for a row; further requests are answered with 429.
+        timeout: seconds that a request may take in all; 0 sets no limit.
+        grace: seconds that running requests get to finish when the server is told to stop.
+        api_key: bearer token that calls under /v1 must bring; empty asks for none.
+        served_model_name: name that clients ask for; empty takes the target's own.
+        max_body: most bytes of a request.
+        max_choices: most texts that one request may ask for: prompts times n.
+        cors_origin: origins whose pages may call the server from a browser; none by default.
+        log_prompts: write prompts and answers into the log as well.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    queue: int = 64
+    timeout: float = 600.0
+    grace: float = 30.0
+    api_key: str = field(default="", repr=False)
+    served_model_name: str = ""
+    max_body: int = 4 * 1024 * 1024
+    max_choices: int = 32
+    cors_origin: tuple[str, ...] = ()
+    log_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range.
+
+        Raises:
+            InputError: names the field and its range.
+        """
+        least = {"queue": 0, "timeout": 0, "grace": 0, "max_body": 1, "max_choices": 1}
+        for name, value in least.items():
+            if not getattr(self, name) >= value:
+                raise InputError(f"{name} must be at least {value}, not {getattr(self, name)}")
+        if not 0 <= self.port < 65536:
+            raise InputError(f"port must be from 0 to 65535, not {self.port}")

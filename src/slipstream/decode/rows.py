@@ -107,6 +107,26 @@ class Rows:
         """Whether a request waits or decodes."""
         return bool(self._waiting) or any(self._table)
 
+    @property
+    def waiting(self) -> int:
+        """Requests whose turn has not come."""
+        return len(self._waiting)
+
+    @property
+    def waiting_numbers(self) -> list[int]:
+        """Their numbers, first come first."""
+        return [tracker.index for tracker in self._waiting]
+
+    @property
+    def running(self) -> int:
+        """Requests that have a row."""
+        return sum(tracker is not None for tracker in self._table)
+
+    @property
+    def used(self) -> float:
+        """Share of the buffers that holds tokens of running requests."""
+        return sum(self._lengths) / (len(self._lengths) * self._batch.cache.slots)
+
     def check(self) -> None:
         """Refuse to go on once the buffers are someone else's.
 
