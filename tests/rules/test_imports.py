@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "data": DATA,
     "train": DATA | {"train", "formats"},
     "bench": DECODE | {"api", "formats", "bench"},
-    "serve": DECODE | {"api", "formats", "serve"},
+    "serve": DECODE | {"__version__", "api", "formats", "serve"},
     "testing": DECODE | {"formats"},
     "api": DECODE | {"formats"},
 }

@@ -22,7 +22,8 @@ from tests.tiny import save_drafter, save_target
 
 #: ChatML that shows tools, and asks for calls in the Hermes form.
 TEMPLATE = (
-    "{% if tools %}<|start|>system\nTools: {{ tools | tojson }}, called as <tool_call>{...}</tool_call>"
+    "{% if tools %}<|start|>system\nTools: {% for t in tools %}{{ t.function.name }} {% endfor %}"
+    "called as <tool_call>{...}</tool_call>"
     "<|end|>\n{% endif %}"
     "{% if shout is defined and shout %}LOUD {% endif %}"
     "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}"

@@ -57,9 +57,12 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """On SIGTERM or SIGINT; the second SIGINT ends at once."""
+        """On SIGTERM or SIGINT; the second SIGINT ends at once.
+
+        Unlike uvicorn's own this does not raise the signal again in the end: having stopped is no failure.
+        """
+        self.force_exit = self.should_exit and sig == signal.SIGINT
         self.stop()
-        super().handle_exit(sig, frame)
 
     def stop(self) -> None:
         """Begin to stop; from any thread."""
@@ -106,12 +109,7 @@ def serve(session: Session, options: ServeOptions, ready: Callable[[str], None] 
         host, port = listener.getsockname()[:2]
         if ready is not None:
             ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-        try:
-            server.run(sockets=[listener])
-        except KeyboardInterrupt:
-            return  # uvicorn sends the signal again once it has stopped; stopping was what was asked
-        finally:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        server.run(sockets=[listener])
 
 
 def _listen(options: ServeOptions) -> socket.socket:

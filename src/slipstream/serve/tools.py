@@ -24,6 +24,7 @@ class ToolReader:
     most: int | None = None
     calls: int = 0
     _held: str = field(default="", repr=False)
+    _after: bool = field(default=False, repr=False)
 
     def feed(self, text: str, last: bool = False) -> list[dict[str, Any]]:
         """Deltas of OpenAI's kind: pieces of content, and whole tool calls.
@@ -33,6 +34,7 @@ class ToolReader:
             last: whether nothing follows.
         """
         self._held += text
+        self._drop_line_ends()
         deltas: list[dict[str, Any]] = []
         while (begin := self._held.find(BEGIN)) >= 0:
             end = self._held.find(END, begin)
@@ -46,11 +48,18 @@ class ToolReader:
             elif self.most is None or self.calls < self.most:
                 deltas.append({"tool_calls": [{"index": self.calls, **call}]})
                 self.calls += 1
-            self._held = self._held[end + len(END) :].lstrip("\n")
+            self._held, self._after = self._held[end + len(END) :], True
+            self._drop_line_ends()
         keep = len(self._held) if last else self._certain()
         self._say(deltas, self._held[:keep])
         self._held = self._held[keep:]
         return deltas
+
+    def _drop_line_ends(self) -> None:
+        """The template's own, behind a call."""
+        if self._after:
+            self._held = self._held.lstrip("\n")
+            self._after = not self._held
 
     def _certain(self) -> int:
         """Length of the text that cannot belong to a mark."""
