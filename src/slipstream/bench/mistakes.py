@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from slipstream.core.options import EngineOptions, InspectOptions, SamplingOptions
+from slipstream.core.command_options import InspectOptions
+from slipstream.core.options import EngineOptions, SamplingOptions
 from slipstream.core.records import Request
 from slipstream.decode import Engine
 from slipstream.model import DraftConfig, Drafter, decode_masks

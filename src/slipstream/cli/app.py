@@ -21,6 +21,7 @@ from slipstream.cli.generate import generate
 from slipstream.cli.import_ import import_
 from slipstream.cli.inspect import inspect
 from slipstream.cli.plan import plan
+from slipstream.cli.serve import serve
 from slipstream.cli.synthesize import synthesize
 from slipstream.cli.train import train
 from slipstream.core.errors import InputError, SlipstreamError
@@ -41,7 +42,7 @@ def build_app() -> App:
         default_parameter=Parameter(negative=()),
         suppress_keyboard_interrupt=False,
     )
-    for command in (demo, generate, chat, check, synthesize, data, train, plan):
+    for command in (demo, generate, chat, serve, check, synthesize, data, train, plan):
         app.command(command)
     app.command(export)
     app.command(import_, name="import")

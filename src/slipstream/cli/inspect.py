@@ -10,8 +10,9 @@ from cyclopts import Parameter
 
 from slipstream.cli.session import say
 from slipstream.cli.show import print_json
+from slipstream.core.command_options import InspectOptions
 from slipstream.core.errors import InputError
-from slipstream.core.options import InspectOptions, TargetOptions
+from slipstream.core.options import TargetOptions
 
 if TYPE_CHECKING:
     from slipstream.bench.mistakes import Diagnosis, Score

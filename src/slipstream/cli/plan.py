@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from slipstream.cli.session import say
 from slipstream.cli.show import print_json
-from slipstream.core.options import PlanOptions
+from slipstream.core.command_options import PlanOptions
 
 if TYPE_CHECKING:
     from slipstream.plan import Pair, Prediction, Setting

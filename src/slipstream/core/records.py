@@ -4,19 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from slipstream.core.options import SamplingOptions
 
 FinishReason = Literal["stop", "length"]
 
 
+class Guide(Protocol):
+    """Which tokens a grammar allows next; follows one text."""
+
+    def mask(self) -> bytes:
+        """One bit per token, lowest first: token v is bit v % 8 of byte v // 8. Never all zeros."""
+
+    def accept(self, token: int) -> bool:
+        """Move on by a token; False, and no move, where the grammar forbids it."""
+
+    def back(self, count: int) -> None:
+        """Take back the last `count` tokens that were accepted."""
+
+
 @dataclass(frozen=True)
 class Request:
-    """One prompt as token ids, with its own sampling settings."""
+    """One prompt as token ids, with its own sampling settings.
+
+    Attributes:
+        prompt_ids: the prompt.
+        sampling: how to decode.
+        logprobs: report each token's log-probability and those of so many of the likeliest tokens; None
+            reports nothing. They are the model's own: of its logits, before penalties, grammar, temperature
+            and filters.
+        grammar: makes what tells which tokens are allowed; called once per decoding.
+        draft: False has no drafts made for this request; rounds that others share may still have some.
+    """
 
     prompt_ids: Sequence[int]
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    logprobs: int | None = None
+    grammar: Callable[[], Guide] | None = None
+    draft: bool = True
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """How likely one emitted token was.
+
+    Attributes:
+        token: its id.
+        logprob: natural logarithm of its probability.
+        top: the likeliest tokens and their log-probabilities, likeliest first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -30,6 +71,7 @@ class Piece:
         accepted: how many of them were drafts (the rest, at most one, is the target's bonus token).
         spans: the new text again, cut where drafted and undrafted tokens meet: (text, was drafted).
         finish_reason: set on the last piece.
+        logprobs: of the tokens, where the request asks for them.
     """
 
     index: int
@@ -38,6 +80,7 @@ class Piece:
     accepted: int
     spans: tuple[tuple[str, bool], ...]
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,6 +100,8 @@ class Completion:
         ttft_s: seconds from the start of the call to the first token.
         decode_s: seconds from the first token to the last.
         cached_tokens: of the prompt, whose keys and values were kept from an earlier request.
+        queue_s: seconds of `ttft_s` that went by before the prompt's turn came.
+        logprobs: of all tokens, where the request asked for them.
     """
 
     text: str
@@ -71,6 +116,8 @@ class Completion:
     drafts: int = 0
     parked: int = 0
     cached_tokens: int = 0
+    queue_s: float = 0.0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def drafts_mean(self) -> float:

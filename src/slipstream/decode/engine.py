@@ -129,6 +129,10 @@ class Engine:
         """
         return self._open(rows or self.options.max_rows, self.max_context, self.max_context)
 
+    def forget(self) -> None:
+        """Keep nothing of earlier requests for prompts that begin alike."""
+        self._prefixes = PrefixCache(self.options.prefix_tokens)
+
     def _open(self, rows: int, longest: int, planned: int) -> Rows:
         """Free rows for sequences of at most `longest` tokens; buffers of an earlier call serve again where
         they fit. Memory is planned for `planned` tokens.

@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from slipstream.core.options import EngineOptions
+from slipstream.core.records import Guide, TokenLogprob
 from slipstream.decode.accept import Proposal, Verdict, match, reject
 from slipstream.decode.backlog import Backlog
+from slipstream.decode.grammar import permitted
 from slipstream.decode.history import History
+from slipstream.decode.logprobs import read_logprobs
 from slipstream.decode.propose import DraftChooser, Proposer
 from slipstream.decode.sampling import RowSettings, choose, distribution
 from slipstream.target import Target
@@ -30,6 +33,9 @@ class Batch:
         backlog: features that the proposer has not seen yet.
         active_B: 1 while a row decodes, 0 in a free row (it stands still).
         settings, history, chooser: of the requests in the rows; set anew whenever a row changes hands.
+        guides: by place among the rows, of requests that a grammar binds.
+        logprobs: most of the likeliest tokens that any row wants reported; None where no row wants any.
+        drafting: whether any row wants drafts.
     """
 
     target: Target
@@ -46,27 +52,46 @@ class Batch:
     history: History = field(init=False)
     chooser: DraftChooser = field(init=False)
     backlog: Backlog = field(init=False)
+    guides: dict[int, Guide] = field(default_factory=dict)
+    logprobs: int | None = None
+    drafting: bool = True
 
     def __post_init__(self) -> None:
         """Nothing waits yet."""
         self.backlog = Backlog(self.proposer, self.cache.rows)
 
 
-def run_round(batch: Batch, visible: int) -> list[list[int]]:
+@dataclass(frozen=True)
+class Said:
+    """What a round says, by row; in rows that do not decode it means nothing.
+
+    Attributes:
+        tokens: the new tokens, at least one.
+        logprobs: of these tokens; no rows where no row asks.
+    """
+
+    tokens: list[list[int]]
+    logprobs: list[list[TokenLogprob]] = field(default_factory=list)
+
+
+def run_round(batch: Batch, visible: int) -> Said:
     """Advance every active row by at least one token.
 
     Args:
         batch: changed in place; nothing waits in its backlog if the round has drafts.
         visible: leading buffer slots that can hold anything valid, this round's block included.
-
-    Returns:
-        Per row its new tokens; rows that do not decode still give one, which means nothing.
     """
     proposal = _propose(batch, visible)
     ids_BT = torch.cat([batch.anchor_B[:, None], proposal.drafts_BK], dim=1)
+    # Read before the pass, so that on a GPU the grammars are asked while it runs.
+    drafts: list[list[int]] = proposal.drafts_BK.tolist() if batch.guides else []  # host: for grammars only
     verified = batch.target.verify(ids_BT, batch.length_B, batch.cache, visible, batch.row_B)
     position_BT = batch.length_B[:, None] + torch.arange(1, ids_BT.shape[1] + 1, device=ids_BT.device)
     logits_BTV = batch.history.adjust(verified.logits_BTV, proposal.drafts_BK, position_BT)
+    if batch.guides:
+        num_slots, vocab_size = logits_BTV.shape[1:]
+        permitted_BTV = permitted(batch.guides, drafts, num_slots, vocab_size, logits_BTV.device)
+        logits_BTV = logits_BTV.masked_fill(~permitted_BTV, -torch.inf)
     verdict, short_B = accept(batch, proposal, logits_BTV, position_BT)
     if batch.num_drafts and batch.proposer is not None:
         batch.proposer.extend(verified.features_BTE, position_BT - 1, visible, batch.row_B)
@@ -78,7 +103,10 @@ def run_round(batch: Batch, visible: int) -> list[list[int]]:
         verdict, short_B = accept(batch, proposal, logits_BTV, position_BT, logits_BTV.shape[-1])
         rows = _read(verdict, short_B)
     _commit(batch, verdict)
-    return [row[: row[-2]] for row in rows]
+    tokens = [row[: row[-2]] for row in rows]
+    if batch.logprobs is None:
+        return Said(tokens)
+    return Said(tokens, read_logprobs(verified.logits_BTV, verdict.tokens_BT, batch.logprobs))
 
 
 def accept(

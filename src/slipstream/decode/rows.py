@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -22,12 +21,13 @@ from slipstream.core.records import Completion, Piece, Request
 from slipstream.decode.backlog import Prompts
 from slipstream.decode.draft_length import DraftLength
 from slipstream.decode.history import History
+from slipstream.decode.logprobs import most_logprobs
+from slipstream.decode.newcomers import Reading, first_tokens, settings_of
 from slipstream.decode.prefix import Kept, PrefixCache
 from slipstream.decode.propose import Proposer, make_chooser
 from slipstream.decode.round import Batch, run_round
-from slipstream.decode.sampling import RowSettings, choose
 from slipstream.decode.stopping import Tracker
-from slipstream.target import Prefill, Target
+from slipstream.target import Target
 from slipstream.target.cache import TargetCache
 from slipstream.target.lean import FEW
 
@@ -39,27 +39,6 @@ _ADMIT = 16
 _LEAST_PART = 16
 #: Stands in rows that nobody uses.
 _NOBODY = Request((0,), SamplingOptions())
-
-
-@dataclass
-class _Reading:
-    """Newcomers whose prompts are being read together.
-
-    Attributes:
-        newcomers: by row.
-        row_B: the rows.
-        kept: per newcomer an earlier text that its prompt begins like, and how far.
-        start_B: where reading begins, behind what is kept.
-        length_B: of the rest of the prompts.
-        parts: what reads them.
-    """
-
-    newcomers: dict[int, Tracker]
-    row_B: Tensor
-    kept: list[tuple[Kept | None, int]]
-    start_B: Tensor
-    length_B: Tensor
-    parts: Iterator[int | Prefill]
 
 
 class Rows:
@@ -95,7 +74,7 @@ class Rows:
         self._waiting: deque[Tracker] = deque()
         self._table: list[Tracker | None] = [None] * cache.rows
         self._lengths = [0] * cache.rows
-        self._reading: _Reading | None = None
+        self._reading: Reading | None = None
         self._submitted = 0
         nothing_B = torch.zeros(cache.rows, dtype=torch.int64, device=target.device)
         self._anchor_R, self._length_R = nothing_B, nothing_B
@@ -110,6 +89,26 @@ class Rows:
     def busy(self) -> bool:
         """Whether a request waits or decodes."""
         return bool(self._waiting) or any(self._table)
+
+    @property
+    def waiting(self) -> int:
+        """Requests whose turn has not come."""
+        return len(self._waiting)
+
+    @property
+    def waiting_numbers(self) -> list[int]:
+        """Their numbers, first come first."""
+        return [tracker.index for tracker in self._waiting]
+
+    @property
+    def running(self) -> int:
+        """Requests that have a row."""
+        return sum(tracker is not None for tracker in self._table)
+
+    @property
+    def used(self) -> float:
+        """Share of the buffers that holds tokens of running requests."""
+        return sum(self._lengths) / (len(self._lengths) * self._batch.cache.slots)
 
     def check(self) -> None:
         """Refuse to go on once the buffers are someone else's.
@@ -167,7 +166,7 @@ class Rows:
             return
         self._reading = self._begin_reading(free)
 
-    def _begin_reading(self, free: list[int]) -> _Reading:
+    def _begin_reading(self, free: list[int]) -> Reading:
         """Give rows to those who wait, with what is kept of their prompts; the rest is to be read."""
         cache, device = self._batch.cache, self._target.device
         newcomers, kept = self._newcomers(free)
@@ -181,6 +180,7 @@ class Rows:
         cache.clear(row_B)
         for (row, tracker), (text, shared) in zip(newcomers.items(), kept, strict=True):
             self._table[row], self._lengths[row], tracker.cached_tokens = tracker, shared, shared
+            tracker.admitted_at = time.perf_counter()
             if text is not None:
                 cache.restore(row, text.target, shared)
         self._stand(row_B, start_B)
@@ -188,7 +188,7 @@ class Rows:
         parts = self._target.prefill_parts(
             *(ids_BL.to(device), length_B, cache, part, row_B, start_B, max(starts))
         )
-        return _Reading(newcomers, row_B, kept, start_B, length_B, parts)
+        return Reading(newcomers, row_B, kept, start_B, length_B, parts)
 
     def _newcomers(self, free: list[int]) -> tuple[dict[int, Tracker], list[tuple[Kept | None, int]]]:
         """Who is read together, by row: rests of prompts are padded, and all must end within the buffers.
@@ -227,13 +227,11 @@ class Rows:
         self._batch.backlog.admit(
             Prompts(reached.features_BLE, row_B, reading.start_B, tuple(newcomers), tuple(reading.kept))
         )
-        requests = [tracker.request for tracker in newcomers.values()]
-        tokens_B = self._first_choice(requests, reached.logits_BV, length_B)
+        tokens_B, said = first_tokens(self._target, list(newcomers.values()), reached.logits_BV, length_B)
         now = time.perf_counter()
-        ids: list[int] = tokens_B.tolist()  # host: once per newcomers
         pieces = [
-            tracker.first(token, now)
-            for tracker, token in zip(newcomers.values(), ids, strict=True)
+            tracker.first(token, now, logprobs)
+            for tracker, (token, logprobs) in zip(newcomers.values(), said, strict=True)
             if not tracker.cancelled
         ]
         for row, tracker in newcomers.items():
@@ -242,42 +240,29 @@ class Rows:
         self._refresh()
         return pieces
 
-    def _settings(self, requests: list[Request]) -> RowSettings:
-        target = self._target
-        options = [request.sampling for request in requests]
-        return RowSettings.of(options, target.info.vocab_size, target.device, target.kernels)
-
-    def _first_choice(self, requests: list[Request], logits_BV: Tensor, length_B: Tensor) -> Tensor:
-        """The target's own choice in every mode."""
-        info, device = self._target.info, self._target.device
-        history = History(requests, info.vocab_size, info.eos_token_ids, device)
-        settings = self._settings(requests)
-        position_BT = length_B[:, None]
-        logits_BTV = history.adjust(logits_BV[:, None], length_B.new_empty(len(requests), 0), position_BT)
-        choice = choose(logits_BTV, position_BT, settings)
-        if choice.short_B.any():  # host: once per newcomers
-            choice = choose(logits_BTV, position_BT, settings, info.vocab_size)
-        return choice.ids_BT[:, 0]
-
     def _advance(self) -> list[Piece]:
         """One round; the pieces of the rows that decode."""
         running = self._running()
         if not running:
             return []
         visible = self._visible()
-        drafts = self._draft_length.choose([tracker.index for tracker in running.values()])
+        drafts = 0
+        if self._batch.drafting:
+            drafts = self._draft_length.choose([tracker.index for tracker in running.values()])
         self._batch.num_drafts = drafts
         if drafts or self._batch.backlog.full:
             self._batch.backlog.flush(visible)
         # What a round takes, not what earlier ones have left to it.
         begun = time.perf_counter()
-        said = dict(zip(self._batch.rows, run_round(self._batch, visible), strict=True))
+        said = run_round(self._batch, visible)
         now = time.perf_counter()
-        accepted = {tracker.index: len(said[row]) - 1 for row, tracker in running.items()}
+        tokens = dict(zip(self._batch.rows, said.tokens, strict=True))
+        accepted = {tracker.index: len(tokens[row]) - 1 for row, tracker in running.items()}
         self._draft_length.note(accepted, drafts, now - begun)
         for row in running:
-            self._lengths[row] += len(said[row])
-        return [tracker.round(said[row], now, drafts) for row, tracker in running.items()]
+            self._lengths[row] += len(tokens[row])
+        likely = dict(zip(self._batch.rows, said.logprobs, strict=False))
+        return [t.round(tokens[row], now, drafts, likely.get(row, [])) for row, t in running.items()]
 
     def _visible(self) -> int:
         """Leading slots that the next round may read or write."""
@@ -319,6 +304,8 @@ class Rows:
         read.
         """
         ids = (*tracker.request.prompt_ids, *tracker.token_ids)[: self._lengths[row]]
+        if not tracker.request.draft:
+            return  # the proposer may not have seen it
         if self._prefixes.most_tokens and self._prefixes.wants(ids):
             proposer, length = self._batch.proposer, len(ids)
             draft = proposer.save(row, length) if proposer is not None else ()
@@ -367,12 +354,17 @@ class Rows:
         trackers = [self._table[row] for row in batch.rows]
         requests = [_NOBODY if tracker is None else tracker.request for tracker in trackers]
         said = [[] if tracker is None else tracker.token_ids for tracker in trackers]
-        batch.settings = self._settings(requests)
+        batch.settings = settings_of(self._target, requests)
         batch.history = History(requests, info.vocab_size, info.eos_token_ids, device, said)
         batch.chooser = make_chooser(
             batch.settings, self._options.acceptor, self._options.draft_noise, info.vocab_size
         )
-        active = [row in running and not running[row].finish_reason for row in batch.rows]
+        decoding = {row: t for row, t in running.items() if not t.finish_reason}
+        guides = {place: decoding[row].guide for place, row in enumerate(batch.rows) if row in decoding}
+        batch.guides = {place: guide for place, guide in guides.items() if guide is not None}
+        batch.logprobs = most_logprobs(tracker.request for tracker in decoding.values())
+        batch.drafting = any(tracker.request.draft for tracker in decoding.values())
+        active = [row in decoding for row in batch.rows]
         batch.active_B = torch.tensor(active, device=device).long()
 
     def _set_taps(self) -> None:

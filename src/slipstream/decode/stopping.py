@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from slipstream.core.records import Completion, FinishReason, Piece, Request
+from slipstream.core.records import Completion, FinishReason, Piece, Request, TokenLogprob
 from slipstream.decode.text import Detokenizer
 
 
@@ -31,7 +31,9 @@ class Tracker:
         self.cancelled = False
         self.cached_tokens = 0
         self.token_ids: list[int] = []
-        self.started_at = self.first_at = self.last_at = 0.0
+        self.guide = request.grammar() if request.grammar is not None else None
+        self.started_at = self.admitted_at = self.first_at = self.last_at = 0.0
+        self._logprobs: list[TokenLogprob] = []
         self._limit = limit
         self._ends = ends
         self._detokenizer = Detokenizer(tokenizer)
@@ -41,15 +43,17 @@ class Tracker:
         self._rounds = self._emitted = self._drafted = self._parked = 0
         self._accepted = [0] * (block_size - 1)
 
-    def first(self, token: int, now: float) -> Piece:
+    def first(self, token: int, now: float, logprobs: Sequence[TokenLogprob] = ()) -> Piece:
         """The token that prefill yields; not part of any round."""
         self.first_at = now
-        return self._take([token], 0, now)
+        return self._take([token], 0, now, logprobs)
 
-    def round(self, tokens: Sequence[int], now: float, drafts: int) -> Piece:
+    def round(
+        self, tokens: Sequence[int], now: float, drafts: int, logprobs: Sequence[TokenLogprob] = ()
+    ) -> Piece:
         """One round's tokens, drafts that were kept and the target's own last one, of so many drafts."""
         before = len(self.token_ids)
-        piece = self._take(tokens, len(tokens) - 1, now)
+        piece = self._take(tokens, len(tokens) - 1, now, logprobs)
         self._rounds += 1
         self._drafted += drafts
         self._parked += drafts == 0
@@ -74,9 +78,13 @@ class Tracker:
             cached_tokens=self.cached_tokens,
             ttft_s=self.first_at - self.started_at,
             decode_s=self.last_at - self.first_at,
+            queue_s=self.admitted_at - self.started_at,
+            logprobs=tuple(self._logprobs),
         )
 
-    def _take(self, tokens: Sequence[int], drafted: int, now: float) -> Piece:
+    def _take(
+        self, tokens: Sequence[int], drafted: int, now: float, logprobs: Sequence[TokenLogprob]
+    ) -> Piece:
         """Append tokens until the text ends; the first `drafted` of them were drafts."""
         spans: list[tuple[str, bool]] = []
         used = 0
@@ -88,12 +96,22 @@ class Tracker:
         self.last_at = now
         text = "".join(part for part, _ in spans)
         self._text.append(text)
-        taken = tuple(tokens[:used])
-        return Piece(self.index, text, taken, min(drafted, used), _merged(spans), self.finish_reason)
+        taken, likely = tuple(tokens[:used]), self._asked(logprobs[:used])
+        self._logprobs += likely
+        return Piece(self.index, text, taken, min(drafted, used), _merged(spans), self.finish_reason, likely)
+
+    def _asked(self, logprobs: Sequence[TokenLogprob]) -> tuple[TokenLogprob, ...]:
+        """As many of the likeliest tokens as this request wants: a batch reads as many as any of it wants."""
+        most = self.request.logprobs
+        if most is None:
+            return ()
+        return tuple(TokenLogprob(item.token, item.logprob, item.top[:most]) for item in logprobs)
 
     def _one(self, token: int, drafted: bool) -> list[tuple[str, bool]]:
         """Append one token; the text that is certain after it."""
         self.token_ids.append(token)
+        if self.guide is not None:
+            self.guide.accept(token)
         if token in self._ends:
             self.finish_reason = "stop"
             return self._release(self._detokenizer.finish(), drafted)

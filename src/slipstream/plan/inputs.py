@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slipstream.core.command_options import PlanOptions
 from slipstream.core.errors import InputError
-from slipstream.core.options import PlanOptions
 from slipstream.plan.acceptance import check_profile, geometric
 
 _NAME = "config.json"

@@ -1,0 +1,149 @@
+"""JSON and tool calls enforced while decoding, by llguidance; masks meet drafts in `decode/grammar`."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from typing import Any
+
+from slipstream.core.errors import MissingExtraError
+from slipstream.serve.errors import ApiError, bad
+from slipstream.serve.fields import NamedTool, ResponseFormat, Tool
+from slipstream.serve.tools import BEGIN, END
+from slipstream.target import Target
+
+try:
+    import llguidance
+    import llguidance.hf
+except ImportError as error:  # pragma: no cover
+    raise MissingExtraError("llguidance", "serve") from error
+
+#: One way to write each value: a model that may add blanks can do so for ever.
+_COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class ParserGuide:
+    """What a parser allows next; see `core.records.Guide`.
+
+    A grammar may turn out too complex half-way: the text then ends, and `failure` says why.
+
+    Args:
+        tokenizer: of llguidance.
+        grammar: compiled text of llguidance.
+        end_ids: tokens that end a text.
+        vocab_size: of the model.
+    """
+
+    def __init__(
+        self, tokenizer: llguidance.LLTokenizer, grammar: str, end_ids: tuple[int, ...], vocab_size: int
+    ) -> None:
+        self._matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+        bits = bytearray(-(-vocab_size // 8))
+        for token in end_ids:
+            bits[token // 8] |= 1 << token % 8
+        self._end = bytes(bits)
+
+    @property
+    def failure(self) -> str:
+        """What went wrong; empty while nothing did."""
+        return str(self._matcher.get_error())
+
+    def mask(self) -> bytes:
+        """As the parser says; the end alone once it has failed."""
+        if self._matcher.is_error():
+            return self._end
+        mask: bytes = self._matcher.compute_bitmask()
+        return mask if any(mask) else self._end
+
+    def accept(self, token: int) -> bool:
+        """Move on, if the parser allows it."""
+        return not self._matcher.is_error() and self._matcher.try_consume_tokens([token]) == 1
+
+    def back(self, count: int) -> None:
+        """Take tokens back."""
+        if count:
+            self._matcher.rollback(count)
+
+
+class Grammars:
+    """Makes guides for a target.
+
+    Args:
+        target: whose tokens they are.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def answer(self, form: ResponseFormat | None) -> ParserGuide | None:
+        """A guide for the form of an answer; None where any text will do.
+
+        Raises:
+            ApiError: 400; the schema cannot be followed.
+        """
+        if form is None or form.type == "text":
+            return None
+        if form.type == "json_object":
+            return self._guide(_schema_grammar({"type": "object"}), "response_format")
+        if form.json_schema is None or form.json_schema.schema_ is None:
+            raise bad("response_format.json_schema", "response_format json_schema needs a schema")
+        try:
+            grammar = _schema_grammar(form.json_schema.schema_)
+        except ValueError as error:
+            raise bad("response_format.json_schema", f"the schema cannot be used: {error}") from error
+        return self._guide(grammar, "response_format.json_schema")
+
+    def call(self, tools: list[Tool], choice: str | NamedTool | None) -> ParserGuide | None:
+        """A guide for an answer that must be tool calls; None where the model decides.
+
+        Raises:
+            ApiError: 400; a tool's parameters are no schema that can be followed, or there is no such tool.
+        """
+        if choice in (None, "auto", "none"):
+            return None
+        if isinstance(choice, NamedTool):
+            tools = [tool for tool in tools if tool.function.name == choice.function.name]
+            if not tools:
+                raise bad("tool_choice", f"there is no tool {choice.function.name} among tools")
+        one_of = [
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": tool.function.name},
+                    "arguments": tool.function.parameters or {"type": "object"},
+                },
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+            for tool in tools
+        ]
+        schema = json.dumps({"anyOf": one_of, "x-guidance": _COMPACT})
+        lark = f'start: "{BEGIN}\\n" call "\\n{END}"\ncall: %json {schema}\n'
+        return self._guide(llguidance.LLMatcher.grammar_from_lark(lark), "tools")
+
+    @cached_property
+    def _tokenizer(self) -> llguidance.LLTokenizer:
+        info = self._target.info
+        tokenizer: Any = self._target.tokenizer
+        return llguidance.hf.from_tokenizer(
+            tokenizer, n_vocab=info.vocab_size, eos_token=list(info.eos_token_ids)
+        )
+
+    def _guide(self, grammar: str, param: str) -> ParserGuide:
+        info = self._target.info
+        if self._target.tokenizer is None or not info.eos_token_ids:
+            raise bad(param, f"{info.name} has no tokenizer or no end token, so no grammar can be followed")
+        try:
+            tokenizer = self._tokenizer
+        except ValueError as error:
+            raise ApiError(400, f"grammars cannot read this tokenizer: {error}", param) from error
+        guide = ParserGuide(tokenizer, grammar, info.eos_token_ids, info.vocab_size)
+        if guide.failure:
+            reason = " ".join(guide.failure.split())[:300]
+            raise bad(param, f"{param} cannot be followed: {reason}")
+        return guide
+
+
+def _schema_grammar(schema: dict[str, Any]) -> str:
+    grammar: str = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_COMPACT)
+    return grammar
