@@ -30,6 +30,7 @@ class Piece:
         accepted: how many of them were drafts (the rest, at most one, is the target's bonus token).
         spans: the new text again, cut where drafted and undrafted tokens meet: (text, was drafted).
         finish_reason: set on the last piece.
+        drafts: that the round had.
     """
 
     index: int
@@ -38,6 +39,7 @@ class Piece:
     accepted: int
     spans: tuple[tuple[str, bool], ...]
     finish_reason: FinishReason | None = None
+    drafts: int = 0
 
 
 @dataclass(frozen=True)

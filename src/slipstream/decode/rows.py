@@ -20,7 +20,7 @@ from slipstream.core.options import EngineOptions, SamplingOptions
 from slipstream.core.records import Completion, Piece, Request
 from slipstream.decode.draft_length import DraftLength
 from slipstream.decode.history import History
-from slipstream.decode.propose import Proposer, make_chooser
+from slipstream.decode.propose import Proposer, Reader, make_chooser
 from slipstream.decode.round import Batch, catch_up, run_round
 from slipstream.decode.sampling import RowSettings, choose
 from slipstream.decode.stopping import Tracker
@@ -191,6 +191,8 @@ class Rows:
         ]
         for row, tracker in newcomers.items():
             self._lengths[row] = len(tracker.request.prompt_ids)
+            if isinstance(self._batch.proposer, Reader):
+                self._batch.proposer.read(row, tracker.request.prompt_ids, tracker.token_ids)
         self._batch.anchor_B = self._batch.anchor_B.index_copy(0, row_B, tokens_B)
         self._batch.length_B = self._batch.length_B.index_copy(0, row_B, length_B)
         self._refresh()

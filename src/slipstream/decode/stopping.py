@@ -48,7 +48,7 @@ class Tracker:
     def round(self, tokens: Sequence[int], now: float, drafts: int) -> Piece:
         """One round's tokens, drafts that were kept and the target's own last one, of so many drafts."""
         before = len(self.token_ids)
-        piece = self._take(tokens, len(tokens) - 1, now)
+        piece = self._take(tokens, len(tokens) - 1, now, drafts)
         self._rounds += 1
         self._drafted += drafts
         self._parked += drafts == 0
@@ -74,8 +74,8 @@ class Tracker:
             decode_s=self.last_at - self.first_at,
         )
 
-    def _take(self, tokens: Sequence[int], drafted: int, now: float) -> Piece:
-        """Append tokens until the text ends; the first `drafted` of them were drafts."""
+    def _take(self, tokens: Sequence[int], drafted: int, now: float, drafts: int = 0) -> Piece:
+        """Append tokens until the text ends; the first `drafted` of them were drafts, of so many made."""
         spans: list[tuple[str, bool]] = []
         used = 0
         for number, token in enumerate(tokens):
@@ -87,7 +87,7 @@ class Tracker:
         text = "".join(part for part, _ in spans)
         self._text.append(text)
         taken = tuple(tokens[:used])
-        return Piece(self.index, text, taken, min(drafted, used), _merged(spans), self.finish_reason)
+        return Piece(self.index, text, taken, min(drafted, used), _merged(spans), self.finish_reason, drafts)
 
     def _one(self, token: int, drafted: bool) -> list[tuple[str, bool]]:
         """Append one token; the text that is certain after it."""
