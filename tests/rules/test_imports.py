@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "decode": DECODE,
     "data": DATA,
     "train": DATA | {"train", "formats"},
-    "bench": DECODE | {"api", "formats", "bench"},
+    "bench": DATA | {"api", "formats", "bench"},
     "serve": DECODE | {"api", "formats", "serve"},
     "testing": DECODE | {"formats"},
     "api": DECODE | {"formats"},
