@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Toml
 
 from slipstream import __version__
+from slipstream.cli.bench import bench
 from slipstream.cli.chat import chat
 from slipstream.cli.check import check
 from slipstream.cli.data import data
@@ -37,7 +38,7 @@ def build_app() -> App:
         default_parameter=Parameter(negative=()),
         suppress_keyboard_interrupt=False,
     )
-    for command in (demo, generate, chat, check, synthesize, data, train):
+    for command in (demo, generate, chat, check, synthesize, data, train, bench):
         app.command(command)
     app.meta.default(_launcher(app))
     app.meta.suppress_keyboard_interrupt = False

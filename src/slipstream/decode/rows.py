@@ -189,10 +189,11 @@ class Rows:
             for tracker, token in zip(newcomers.values(), ids, strict=True)
             if not tracker.cancelled
         ]
+        reader: object = self._batch.proposer
         for row, tracker in newcomers.items():
             self._lengths[row] = len(tracker.request.prompt_ids)
-            if isinstance(self._batch.proposer, Reader):
-                self._batch.proposer.read(row, tracker.request.prompt_ids, tracker.token_ids)
+            if isinstance(reader, Reader):
+                reader.read(row, tracker.request.prompt_ids, tracker.token_ids)
         self._batch.anchor_B = self._batch.anchor_B.index_copy(0, row_B, tokens_B)
         self._batch.length_B = self._batch.length_B.index_copy(0, row_B, length_B)
         self._refresh()
