@@ -76,7 +76,8 @@ class Server:
             "# HELP something\n"
             f'vllm:spec_decode_num_drafts_total{{engine="0"}} {self.drafts}.0\n'
             f'vllm:spec_decode_num_accepted_tokens_total{{engine="0"}} {self.accepted}.0\n'
-            f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="0"}} {self.accepted}.0\n'
+            'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} '
+            f"{self.accepted}.0\n"
             'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 0.0\n'
         )
 

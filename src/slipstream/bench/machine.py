@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from slipstream import __version__
 from slipstream.target import Target
 
 _CPU = Path("/proc/cpuinfo")
@@ -17,8 +16,8 @@ _CPU = Path("/proc/cpuinfo")
 
 def versions() -> dict[str, str]:
     """Of Slipstream and of what it computes with."""
-    found = {"slipstream": __version__, "python": platform.python_version()}
-    for package in ("torch", "transformers", "tokenizers"):
+    found = {"python": platform.python_version()}
+    for package in ("slipstream", "torch", "transformers", "tokenizers"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -18,6 +18,7 @@ from slipstream.cli.check import check
 from slipstream.cli.data import data
 from slipstream.cli.demo import demo
 from slipstream.cli.generate import generate
+from slipstream.cli.report import report
 from slipstream.cli.synthesize import synthesize
 from slipstream.cli.train import train
 from slipstream.core.errors import InputError, SlipstreamError
@@ -38,7 +39,7 @@ def build_app() -> App:
         default_parameter=Parameter(negative=()),
         suppress_keyboard_interrupt=False,
     )
-    for command in (demo, generate, chat, check, synthesize, data, train, bench):
+    for command in (demo, generate, chat, check, synthesize, data, train, bench, report):
         app.command(command)
     app.meta.default(_launcher(app))
     app.meta.suppress_keyboard_interrupt = False
