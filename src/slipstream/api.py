@@ -110,7 +110,7 @@ class Session:
         """The engine that drafts; the plain one where there is no drafter."""
         if self.drafter is None:
             return self.plain
-        return Engine(self.target, self._proposer, self.options)
+        return Engine(self.target, self.proposer, self.options)
 
     def exact(self, draft: bool = True) -> bool:
         """Whether every token is the target's own choice after the tokens before it.
@@ -225,7 +225,7 @@ class Session:
                 f"the acceptor {self.options.acceptor} does not promise the same text; use match"
             )
         requests = [Request(self.encode(prompt, raw), sampling) for prompt in prompts]
-        return check(self.target, self._proposer, requests, self.options, report)
+        return check(self.target, self.proposer, requests, self.options, report)
 
     def difference(
         self,
@@ -240,8 +240,23 @@ class Session:
         request = Request(self.encode(prompt, raw), sampling)
         return first_difference(self.target, request, drafted.token_ids, plain.token_ids)
 
+    def redraft(self, draft: str, progress: Progress | None = None) -> Session:
+        """The same target with another drafter, named as for `load`.
+
+        Raises:
+            InputError: there is no such drafter.
+            CheckpointError: the drafter does not fit the target.
+        """
+        drafter, note = _load_drafter(self.target, draft, packing=True, progress=progress)
+        return Session(self.target, drafter, self.options, note)
+
     @cached_property
-    def _proposer(self) -> DraftProposer:
+    def proposer(self) -> DraftProposer:
+        """The drafter beside its target.
+
+        Raises:
+            InputError: there is no drafter.
+        """
         if self.drafter is None:
             raise InputError(f"there is no drafter: {self.note}")
         return DraftProposer(self.target, self.drafter)
@@ -292,12 +307,7 @@ def load(
         CheckpointError: the drafter does not fit the target.
     """
     loaded = load_target(target, target_options, progress)
-    folder, note = _find_drafter(loaded.info, draft, progress)
-    drafter = None
-    if folder is not None:
-        drafter = load_drafter(loaded, folder)
-        if target_options.pack:
-            packed(drafter)
+    drafter, note = _load_drafter(loaded, draft, packing=target_options.pack, progress=progress)
     return Session(loaded, drafter, engine_options, note)
 
 
@@ -339,6 +349,18 @@ def drafter_path(name: str, progress: Progress | None = None) -> Path:
 
 def _bundled_folder() -> Path:
     return Path(str(files("slipstream"))) / "drafters" / BUNDLED_TARGET
+
+
+def _load_drafter(
+    target: Target, draft: str | None, *, packing: bool, progress: Progress | None
+) -> tuple[Drafter | None, str]:
+    folder, note = _find_drafter(target.info, draft, progress)
+    if folder is None:
+        return None, note
+    drafter = load_drafter(target, folder)
+    if packing:
+        packed(drafter)
+    return drafter, note
 
 
 def _find_drafter(info: TargetInfo, draft: str | None, progress: Progress | None) -> tuple[Path | None, str]:

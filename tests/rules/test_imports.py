@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "data": DATA,
     "plan": CORE | {"plan"},
     "train": DATA | {"train", "formats"},
-    "bench": DECODE | {"api", "formats", "bench"},
+    "bench": DATA | {"api", "formats", "bench"},
     "serve": DECODE | {"__version__", "api", "formats", "serve"},
     "testing": DECODE | {"formats"},
     "api": DECODE | {"formats"},

@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Toml
 
 from slipstream import __version__
+from slipstream.cli.bench import bench
 from slipstream.cli.chat import chat
 from slipstream.cli.check import check
 from slipstream.cli.data import data
@@ -21,6 +22,7 @@ from slipstream.cli.generate import generate
 from slipstream.cli.import_ import import_
 from slipstream.cli.inspect import inspect
 from slipstream.cli.plan import plan
+from slipstream.cli.report import report
 from slipstream.cli.serve import serve
 from slipstream.cli.synthesize import synthesize
 from slipstream.cli.train import train
@@ -42,7 +44,7 @@ def build_app() -> App:
         default_parameter=Parameter(negative=()),
         suppress_keyboard_interrupt=False,
     )
-    for command in (demo, generate, chat, serve, check, synthesize, data, train, plan):
+    for command in (demo, generate, chat, serve, check, synthesize, data, train, bench, report, plan):
         app.command(command)
     app.command(export)
     app.command(import_, name="import")

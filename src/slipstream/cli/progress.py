@@ -1,13 +1,15 @@
-"""Progress of training in the terminal; lines now and then where there is no terminal."""
+"""Progress in the terminal; lines now and then where there is no terminal."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
     from slipstream.train.loop import Progress as Step
@@ -57,3 +59,25 @@ class TrainingBar:
         if forecast is not None or not quiet:
             self._told = time.monotonic()
             self._console.print(line, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def counting(stream: TextIO) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar for work that is counted: called with what is done, all, and what comes next.
+
+    Without a terminal a line now and then.
+    """
+    console = Console(file=stream)
+    columns = (BarColumn(bar_width=24), TextColumn("{task.completed}/{task.total} {task.description}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None, visible=False)
+        told = time.monotonic()
+
+        def show(done: int, total: int, what: str) -> None:
+            nonlocal told
+            bar.update(task, completed=done, total=total, description=what, visible=True)
+            if not console.is_terminal and time.monotonic() - told > _QUIET_S:
+                told = time.monotonic()
+                console.print(f"{done}/{total} {what}", highlight=False, soft_wrap=True)
+
+        yield show

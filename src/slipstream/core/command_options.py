@@ -105,3 +105,51 @@ class ServeOptions:
                 raise InputError(f"{name} must be at least {value}, not {getattr(self, name)}")
         if not 0 <= self.port < 65536:
             raise InputError(f"port must be from 0 to 65535, not {self.port}")
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What is measured.
+
+    Attributes:
+        workload: names with commas: chat, reasoning, code, summarise, translation, extraction, long,
+            multiturn (bundled), gsm8k, math500, humaneval, mbpp, mt-bench, spec-bench, speed-bench (from
+            the hub), or JSONL files of prompts or recorded chats.
+        prompts: most of each workload; 0 takes all.
+        systems: names with commas: plain, drafted, lookup, transformers.
+        repeats: of every request.
+        concurrency: users at a time, with commas; 1 is always measured.
+        rate: for users above 1, requests per second that arrive by chance (open load); 0 lets every user
+            ask again as soon as they have their answer (closed load).
+        seed: of orders and arrivals.
+    """
+
+    workload: str = "chat,reasoning,code"
+    prompts: int = 20
+    systems: str = "plain,drafted"
+    repeats: int = 1
+    concurrency: str = "1"
+    rate: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range.
+
+        Raises:
+            InputError: names the field and its range.
+        """
+        for name, least in (("prompts", 0), ("repeats", 1), ("rate", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if not all(word.strip().isdigit() and int(word) for word in self.concurrency.split(",")):
+            raise InputError(f"concurrency is numbers of users such as 1,4,8, not {self.concurrency!r}")
+
+    @property
+    def users(self) -> tuple[int, ...]:
+        """Numbers of users above 1, ascending."""
+        return tuple(sorted({int(word) for word in self.concurrency.split(",")} - {1}))
+
+
+def split_names(names: str) -> tuple[str, ...]:
+    """Words between commas, each once, in their order."""
+    return tuple(dict.fromkeys(word.strip() for word in names.split(",") if word.strip()))

@@ -72,6 +72,7 @@ class Piece:
         spans: the new text again, cut where drafted and undrafted tokens meet: (text, was drafted).
         finish_reason: set on the last piece.
         logprobs: of the tokens, where the request asks for them.
+        drafts: that the round had.
     """
 
     index: int
@@ -81,6 +82,7 @@ class Piece:
     spans: tuple[tuple[str, bool], ...]
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    drafts: int = 0
 
 
 @dataclass(frozen=True)

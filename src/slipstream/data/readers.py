@@ -93,22 +93,39 @@ def records(source: str | Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         return
     if path.suffix == ".parquet" and not path.is_file():
         raise InputError(f"cannot read chats from {path}: no such file")
+    file = str(path) if path.is_file() else None
+    rows = hub_rows(str(source) if file is None else "parquet", data_files=file)
+    for number, row in enumerate(rows, start=1):
+        yield f"{source}, row {number}", row
+
+
+def hub_rows(
+    place: str, config: str | None = None, split: str = "train", data_files: str | None = None
+) -> Any:
+    """A data set that the `datasets` library reads: a sized iterable of rows.
+
+    Args:
+        place: repository on the hub, or the kind of file, such as `parquet`.
+        config: of the repository.
+        split: that is read.
+        data_files: the file, where `place` is a kind.
+
+    Raises:
+        InputError: it is not there, or the hub cannot be reached.
+        MissingExtraError: there is no `datasets`.
+    """
     try:
         import datasets
     except ImportError as error:
         raise MissingExtraError("datasets", "train") from error
     try:
-        if path.is_file():
-            rows = datasets.load_dataset("parquet", data_files=str(path), split="train")
-        else:
-            rows = datasets.load_dataset(str(source), split="train")
+        return datasets.load_dataset(place, config, split=split, data_files=data_files)
     except Exception as error:  # the library raises its own kinds, and the network's
         first = str(error).strip().split("\n")[0]
+        source = data_files or place
         raise InputError(
             f"{source} is neither a file nor a data set that the hub would give: {first}"
         ) from error
-    for number, row in enumerate(rows, start=1):
-        yield f"{source}, row {number}", row
 
 
 def messages_of(record: Mapping[str, Any]) -> list[Message] | None:

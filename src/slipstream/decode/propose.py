@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -75,6 +75,20 @@ class Proposer(Protocol):
             visible: leading context slots that can hold anything valid.
             chooser: turns draft logits into tokens.
             row_B: rows that anchors and lengths are of; None is all, in order.
+        """
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """A proposer that drafts from the words themselves."""
+
+    def read(self, row: int, prompt_ids: Sequence[int], said: Sequence[int]) -> None:
+        """A new text in a row.
+
+        Args:
+            row: of the batch.
+            prompt_ids: what was asked.
+            said: what has been emitted; it grows with every round.
         """
 
 

@@ -24,7 +24,7 @@ from slipstream.decode.history import History
 from slipstream.decode.logprobs import most_logprobs
 from slipstream.decode.newcomers import Reading, first_tokens, settings_of
 from slipstream.decode.prefix import Kept, PrefixCache
-from slipstream.decode.propose import Proposer, make_chooser
+from slipstream.decode.propose import Proposer, Reader, make_chooser
 from slipstream.decode.round import Batch, run_round
 from slipstream.decode.stopping import Tracker
 from slipstream.target import Target
@@ -234,8 +234,11 @@ class Rows:
             for tracker, (token, logprobs) in zip(newcomers.values(), said, strict=True)
             if not tracker.cancelled
         ]
+        reader: object = self._batch.proposer
         for row, tracker in newcomers.items():
             self._lengths[row] = len(tracker.request.prompt_ids)
+            if isinstance(reader, Reader):
+                reader.read(row, tracker.request.prompt_ids, tracker.token_ids)
         self._stand(row_B, length_B, tokens_B)
         self._refresh()
         return pieces

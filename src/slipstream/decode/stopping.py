@@ -53,7 +53,7 @@ class Tracker:
     ) -> Piece:
         """One round's tokens, drafts that were kept and the target's own last one, of so many drafts."""
         before = len(self.token_ids)
-        piece = self._take(tokens, len(tokens) - 1, now, logprobs)
+        piece = self._take(tokens, len(tokens) - 1, now, logprobs, drafts)
         self._rounds += 1
         self._drafted += drafts
         self._parked += drafts == 0
@@ -83,9 +83,14 @@ class Tracker:
         )
 
     def _take(
-        self, tokens: Sequence[int], drafted: int, now: float, logprobs: Sequence[TokenLogprob]
+        self,
+        tokens: Sequence[int],
+        drafted: int,
+        now: float,
+        logprobs: Sequence[TokenLogprob],
+        drafts: int = 0,
     ) -> Piece:
-        """Append tokens until the text ends; the first `drafted` of them were drafts."""
+        """Append tokens until the text ends; the first `drafted` of them were drafts, of so many made."""
         spans: list[tuple[str, bool]] = []
         used = 0
         for number, token in enumerate(tokens):
@@ -98,7 +103,8 @@ class Tracker:
         self._text.append(text)
         taken, likely = tuple(tokens[:used]), self._asked(logprobs[:used])
         self._logprobs += likely
-        return Piece(self.index, text, taken, min(drafted, used), _merged(spans), self.finish_reason, likely)
+        spoken = (self.index, text, taken, min(drafted, used), _merged(spans), self.finish_reason)
+        return Piece(*spoken, likely, drafts)
 
     def _asked(self, logprobs: Sequence[TokenLogprob]) -> tuple[TokenLogprob, ...]:
         """As many of the likeliest tokens as this request wants: a batch reads as many as any of it wants."""
