@@ -49,6 +49,14 @@ def test_generate_prints_the_text_alone(capsys, models):
     assert "10 tokens" in err
 
 
+def test_flags_are_read_alike_where_pydantic_is_loaded(capsys, models):
+    """The parser of the command line then checks types with it, as it does within a server."""
+    pytest.importorskip("pydantic")
+    status, out, _ = call(capsys, "generate", "hi", *models, "--json", "--logit-bias", "42:100")
+    assert status == 0
+    assert 42 in json.loads(out)["token_ids"]
+
+
 def test_generate_json_has_every_field(capsys, models):
     status, out, _ = call(capsys, "generate", "hi", *models, "--json")
     document = json.loads(out)

@@ -3,40 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
-from cyclopts import Parameter, Token
+from cyclopts import Parameter
 
 from slipstream.core.errors import InputError
 from slipstream.core.options import EngineOptions, SamplingOptions, TargetOptions
 
 
-def read_biases(_type: Any, tokens: Sequence[Token]) -> dict[int, float]:
+def read_biases(words: Sequence[str]) -> dict[int, float]:
     """Turn `ID:VALUE` words into a mapping.
 
     Raises:
         InputError: a word has another form.
     """
     biases = {}
-    for token in tokens:
-        name, _, value = token.value.partition(":")
+    for word in words:
+        name, _, value = word.partition(":")
         try:
             biases[int(name)] = float(value)
         except ValueError as error:
-            raise InputError(f"--logit-bias takes ID:VALUE such as 42:-1.5, not {token.value!r}") from error
+            raise InputError(f"--logit-bias takes ID:VALUE such as 42:-1.5, not {word!r}") from error
     return biases
 
 
-# Words on the command line, a mapping once read.
-Biases = Annotated[tuple[str, ...], Parameter(converter=read_biases, n_tokens=1, metavar="ID:VALUE")]
+# Words on the command line; a mapping once the flags are read.
+Biases = Annotated[tuple[str, ...], Parameter(n_tokens=1, metavar="ID:VALUE")]
 
 
 @dataclass(frozen=True)
 class SamplingFlags(SamplingOptions):
     """SamplingOptions with the form that its one mapping takes on a command line."""
 
-    logit_bias: Biases = field(default_factory=dict)  # type: ignore[assignment, arg-type]
+    logit_bias: Biases = ()  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        """Read the words, then check as always.
+
+        Raises:
+            InputError: a word cannot be read, or a value is out of range.
+        """
+        if isinstance(self.logit_bias, tuple):
+            object.__setattr__(self, "logit_bias", read_biases(self.logit_bias))
+        super().__post_init__()
 
 
 @dataclass(frozen=True)
