@@ -108,7 +108,7 @@ def _print(summary: Summary, out: Path) -> None:
             ]
             length = "" if row.acceptance is None else f"{row.acceptance.value:.2f}"
             table.add_row(workload, side.name, f"{row.decode_tokens_per_s:.1f}", *speeds, length)
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     console.print(table, markup=False)
     for mark in summary.marks:
         console.print(f"{mark.kind}: {mark.text}", markup=False, soft_wrap=True)
