@@ -57,7 +57,7 @@ def results(slower=1.0, count=20, users=(), workloads=("code", "chat", "prose"))
     ]
     for load in users:
         records += [
-            one(side.name, workload, n, load, load * (1.5 if side.name == "drafted" else 1.0))
+            one(side.name, workload, n, load, load)
             for workload in workloads
             for n in range(4)
             for side in SIDES[:2]

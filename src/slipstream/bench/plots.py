@@ -51,7 +51,7 @@ def speedups(rows: Mapping[str, Mapping[str, Interval]], reference: str, colours
     """
     systems = list(dict.fromkeys(system for row in rows.values() for system in row))
     height = 0.9 + len(rows) * (0.22 + 0.2 * len(systems))
-    with _figure("speedups", 7.4, height) as (axes, finish):
+    with _figure("speedups", 9.2, height) as (axes, finish):
         step = 0.8 / max(len(systems), 1)
         for number, system in enumerate(systems):
             found = [(place, row[system]) for place, row in enumerate(rows.values()) if system in row]
@@ -150,7 +150,7 @@ def ratios(systems: Mapping[str, Sequence[Matched]], reference: str, colours: Ma
 
 def splits(systems: Mapping[str, tuple[float, float]]) -> str:
     """Where the time goes: shares of drafting and of verifying; the rest is neither."""
-    with _figure("splits", 7.4, 0.9 + 0.38 * len(systems)) as (axes, finish):
+    with _figure("splits", 9.2, 0.9 + 0.38 * len(systems)) as (axes, finish):
         names = list(systems)
         draft = [share for share, _ in systems.values()]
         verify = [share for _, share in systems.values()]
