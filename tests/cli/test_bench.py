@@ -3,6 +3,7 @@
 import json
 
 from slipstream.cli.app import run
+from slipstream.cli.bench import _command
 from tests.tiny import save_drafter, save_target
 
 
@@ -26,3 +27,9 @@ def test_bench_then_report(tmp_path, capsys):
     assert run(["report", str(out)]) == 0
     assert run([*words, "--url", "http://127.0.0.1:9"]) == 1
     assert "no OpenAI-compatible server" in capsys.readouterr().err
+
+
+def test_a_key_is_not_written_down():
+    line = _command(["bench", "--api-key", "hush", "-t", "a b"], "hush")
+    assert line == "slipstream bench --api-key ... -t 'a b'"
+    assert _command(["--api-key=hush"], "hush") == "slipstream --api-key=..."

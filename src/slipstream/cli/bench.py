@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,7 +72,7 @@ def bench(
         models.url_model,
         models.api_key,
         raw,
-        "slipstream " + " ".join(sys.argv[1:]),
+        _command(sys.argv[1:], models.api_key),
     )
     with counting(sys.stderr) as progress:
         summary = run_bench(session, wanted, measure, replace(sampling), out, force, say, progress)
@@ -80,6 +81,12 @@ def bench(
     else:
         _print(summary, out)
     return 0
+
+
+def _command(words: list[str], secret: str | None) -> str:
+    """The call as it was typed, for results that others will see: so without a key."""
+    line = shlex.join(["slipstream", *words])
+    return line.replace(secret, "...") if secret else line
 
 
 def _document(summary: Summary, out: Path) -> dict[str, object]:
