@@ -325,3 +325,17 @@ def test_malformed_bodies_are_refused(server, body):
     response = server.http.post("/v1/chat/completions", content=body, headers=headers)
     assert response.status_code == 400
     assert response.json()["error"]["message"]
+
+
+def test_token_ids_are_told_where_asked_for(server):
+    whole = server.chat(return_token_ids=True).json()["choices"][0]
+    assert len(whole["token_ids"]) == 12
+    assert "token_ids" not in server.chat().json()["choices"][0]
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "seed": 1, "stream": True}
+    told: list[int] = []
+    with server.http.stream("POST", "/v1/chat/completions", json={**body, "return_token_ids": True}) as reply:
+        for line in reply.iter_lines():
+            if line.startswith("data: {"):
+                for choice in json.loads(line[6:])["choices"]:
+                    told += choice.get("token_ids", [])
+    assert told == whole["token_ids"]

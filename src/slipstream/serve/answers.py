@@ -102,6 +102,8 @@ class Answer:
             else:
                 entry["text"] = choice.text
             entry["logprobs"] = self._logprobs(choice.logprobs, 0)
+            if self.plan.fields.return_token_ids and choice.done is not None:
+                entry["token_ids"] = list(choice.done.token_ids)
             choices.append(entry)
         document = self._document("chat.completion" if self._chat else "text_completion", choices)
         return document | {"usage": usage(self.completions, self._n), "timings": self.timings()}
@@ -125,7 +127,8 @@ class Answer:
         said = choice.length
         deltas = choice.add(piece)
         choice.length += sum(len(self._tokens.text(item.token)) for item in piece.logprobs)
-        if not deltas and (piece.logprobs or self._spans):
+        with_ids = bool(self.plan.fields.return_token_ids)
+        if not deltas and (piece.logprobs or self._spans or with_ids):
             deltas = [{"content": ""}]
         chunks = []
         for number, delta in enumerate(deltas):
@@ -133,6 +136,8 @@ class Answer:
             chunk = self._chunk(index, entry)
             if number == 0:
                 chunk["choices"][0]["logprobs"] = self._logprobs(piece.logprobs, said)
+                if with_ids:
+                    chunk["choices"][0]["token_ids"] = list(piece.token_ids)
                 if self._spans:
                     chunk["slipstream"] = {"spans": piece.spans, "tokens": len(piece.token_ids)}
             chunks.append(chunk)

@@ -75,6 +75,7 @@ class SharedFields(Strict):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    return_token_ids: bool | None = None
     draft: bool | None = Field(None, description="False decodes this request without drafts.")
     best_of: Any = None
     metadata: Any = None
