@@ -181,6 +181,8 @@ def test_a_load_is_seen_by_its_users_and_in_all():
     assert load.concurrency == 2
     assert load.interactivity == pytest.approx((10 / 2 + 5 / 1) / 2)
     assert load.throughput == pytest.approx(17 / 3.5)
+    alone = metrics.load_point([replace(record, concurrency=1) for record in records])
+    assert alone.throughput == pytest.approx(17 / (3.0 + 2.0)), "others had their turns in between"
 
 
 def slow_frontier(loads):

@@ -69,7 +69,8 @@ class Load:
     Attributes:
         concurrency: users at a time.
         interactivity: tokens/s that a user sees: mean over requests of the decode-only rate.
-        throughput: tokens/s in all, from the first request to the end of the last.
+        throughput: tokens/s in all, from the first request to the end of the last; of one user alone the
+            end-to-end rate, as other systems have their turns between the requests.
     """
 
     concurrency: int
@@ -250,15 +251,14 @@ def load_point(records: Sequence[Record]) -> Load:
     if not records:
         raise ValueError("no requests")
     measured = [item.measured for item in records]
-    rates = [1 / each for item in measured if (each := time_per_token(item))]
+    rates = [1 / spent for item in measured if (spent := time_per_token(item))]
+    each = sum(rates) / len(rates) if rates else 0.0
+    if records[0].concurrency == 1:
+        return Load(1, each, total_rate(measured))
     begun = min(item.started_s for item in measured)
     ended = max(item.started_s + item.total_s for item in measured)
     tokens = sum(item.tokens for item in measured)
-    return Load(
-        records[0].concurrency,
-        sum(rates) / len(rates) if rates else 0.0,
-        tokens / (ended - begun) if ended > begun else 0.0,
-    )
+    return Load(records[0].concurrency, each, tokens / (ended - begun) if ended > begun else 0.0)
 
 
 def frontier(loads: Sequence[Load]) -> tuple[Load, ...]:

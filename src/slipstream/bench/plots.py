@@ -18,6 +18,8 @@ _TEXT, _GRID = "#010203", "#040506"
 #: Readable on white and on near-black; told apart without colour by their order in every plot.
 COLOURS: Final = ("#8a8f98", "#2f80ed", "#e08700", "#1fa971", "#d6409f", "#8b5cf6", "#0ea5b7")
 _MARKERS = "osD^vPX"
+#: A share of fewer says nothing.
+LEAST_TRIES: Final = 20
 _STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -49,7 +51,7 @@ def speedups(rows: Mapping[str, Mapping[str, Interval]], reference: str, colours
     """
     systems = list(dict.fromkeys(system for row in rows.values() for system in row))
     height = 0.9 + len(rows) * (0.22 + 0.2 * len(systems))
-    with _figure("speedups", 7.4, height) as (axes, finish):
+    with _figure("speedups", 9.2, height) as (axes, finish):
         step = 0.8 / max(len(systems), 1)
         for number, system in enumerate(systems):
             found = [(place, row[system]) for place, row in enumerate(rows.values()) if system in row]
@@ -58,18 +60,13 @@ def speedups(rows: Mapping[str, Mapping[str, Interval]], reference: str, colours
             spread = [[one.value - one.low for _, one in found], [one.high - one.value for _, one in found]]
             style = {"fmt": _MARKERS[number % len(_MARKERS)], "capsize": 3, "label": system}
             axes.errorbar(x, y, xerr=spread, color=colours[system], **style)
-            for place, value in zip(y, x, strict=True):
-                axes.annotate(
-                    *(f"{value:.2f}", (value, place)),
-                    xytext=(0, 5),
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=8,
-                )
+            for place, (_, one) in zip(y, found, strict=True):
+                words = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}
+                axes.annotate(f"{one.value:.2f}", (one.high, place), **words)
         axes.axvline(1, color=_TEXT, linewidth=1, linestyle="--")
         axes.set_yticks(range(len(rows)), list(rows))
         axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, 1.08 * max(one.high for row in rows.values() for one in row.values()))
         axes.grid(axis="y", visible=False)
         axes.set_xlabel(f"times as fast as {reference}, decoding only, with 95 % intervals")
         _legend(axes)
@@ -77,14 +74,17 @@ def speedups(rows: Mapping[str, Mapping[str, Interval]], reference: str, colours
 
 
 def positions(systems: Mapping[str, Sequence[Position]], colours: Mapping[str, str]) -> str:
-    """Acceptance by position: kept of those looked at (solid), and of all drafts made (dotted)."""
+    """Acceptance by position: kept of those looked at (solid), and of all drafts made (dotted).
+
+    Positions that were looked at too rarely have no solid point.
+    """
     with _figure("positions", 4.6, 3.2) as (axes, finish):
         for number, (system, found) in enumerate(systems.items()):
-            x = [one.number for one in found]
+            often = [one for one in found if one.tried >= LEAST_TRIES]
+            x, y = [one.number for one in often], [one.conditional for one in often]
             marker = _MARKERS[number % len(_MARKERS)]
-            axes.plot(
-                x, [one.conditional for one in found], marker=marker, color=colours[system], label=system
-            )
+            axes.plot(x, y, marker=marker, color=colours[system], label=system)
+            x = [one.number for one in found]
             axes.plot(x, [one.survived for one in found], linestyle=":", color=colours[system])
         most = max((one.number for found in systems.values() for one in found), default=1)
         axes.set_xticks(range(1, most + 1, max(1, most // 8)))
@@ -150,7 +150,7 @@ def ratios(systems: Mapping[str, Sequence[Matched]], reference: str, colours: Ma
 
 def splits(systems: Mapping[str, tuple[float, float]]) -> str:
     """Where the time goes: shares of drafting and of verifying; the rest is neither."""
-    with _figure("splits", 7.4, 0.9 + 0.38 * len(systems)) as (axes, finish):
+    with _figure("splits", 9.2, 0.9 + 0.38 * len(systems)) as (axes, finish):
         names = list(systems)
         draft = [share for share, _ in systems.values()]
         verify = [share for _, share in systems.values()]

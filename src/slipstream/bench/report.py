@@ -128,12 +128,12 @@ def _pictures(summary: Summary) -> dict[str, str]:
     shade, reference = colours(summary), summary.reference
     names = [name for name in (*summary.workloads, ALL) if summary.row(reference, name) is not None]
     speeds: dict[str, dict[str, Interval]] = {name: {} for name in names}
-    for row in summary.rows:
-        if row.decode_speedup is not None and row.workload in speeds:
-            speeds[row.workload][row.system] = row.decode_speedup
+    for one in summary.rows:
+        if one.decode_speedup is not None and one.workload in speeds:
+            speeds[one.workload][one.system] = one.decode_speedup
     if any(speeds.values()):
         found["speedups"] = plots.speedups(speeds, reference, shade)
-    whole = [one for side in summary.sides if (one := summary.whole(side.name)) is not None]
+    whole = [every for side in summary.sides if (every := summary.whole(side.name)) is not None]
     positions = {row.system: row.positions for row in whole if any(p.drafted for p in row.positions)}
     if positions:
         found["positions"] = plots.positions(positions, shade)
@@ -187,7 +187,7 @@ def _render(
         against=against,
         shade=colours(summary),
         facts=_facts(results.runs[-1]),
-        ALL=ALL,
+        least_tries=plots.LEAST_TRIES,
     )
 
 
@@ -210,7 +210,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 
 
 def _interval(value: Interval | None) -> str:
-    return "" if value is None else f"{value.value:.2f}x ({value.low:.2f} to {value.high:.2f})"
+    return "" if value is None else f"{value.value:.2f}x ({value.low:.2f}-{value.high:.2f})"
 
 
 def _milliseconds(seconds: float) -> str:

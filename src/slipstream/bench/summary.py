@@ -192,7 +192,7 @@ def _curves(results: Results, sides: Sequence[Side]) -> tuple[Curve, ...]:
     for side in sides:
         by_users: dict[int, list[Record]] = {}
         for item in results.records:
-            if item.system == side.name:
+            if item.system == side.name and item.turn == 0:  # as several users ask first turns alone
                 by_users.setdefault(item.concurrency, []).append(item)
         if len(by_users) > 1:
             loads[side.name] = tuple(metrics.load_point(by_users[users]) for users in sorted(by_users))
@@ -221,20 +221,17 @@ def _verdict(rows: Sequence[Row], sides: Sequence[Side], marks: Sequence[Mark]) 
     equal = [row for row in each if _certain(row) == 0]
     parts = []
     if better:
-        parts.append(f"faster on {_list([_gain(row) for row in better])}")
+        speeds = [f"{_speed(row):.2f}x as fast on {row.workload}" for row in better]
+        parts.append(f"{_list(speeds)} as {sides[0].name}")
     if worse:
-        parts.append(f"slower on {_list([_gain(row) for row in worse])}")
+        parts.append(_list([f"slower on {row.workload} ({_speed(row):.2f}x)" for row in worse]))
     if equal:
         parts.append(f"no clear gain on {_list([row.workload for row in equal])}")
-    parked = [row.workload for row in each if row.parked > 0.5]
+    parked = [row.workload for row in (*worse, *equal) if row.parked > 0.5]
     if parked:
         parts.append(f"drafting parked itself on {_list(parked)}")
     stop = " Not to be quoted: see the marks." if any(mark.kind == "stop" for mark in marks) else ""
-    return f"{name}: {', '.join(parts)}.{stop}"
-
-
-def _gain(row: Row) -> str:
-    return f"{row.workload} ({_speed(row):.2f}x)"
+    return f"{name}: {'; '.join(parts)}.{stop}"
 
 
 def _speed(row: Row) -> float:

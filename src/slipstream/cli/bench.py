@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,7 +73,7 @@ def bench(
         models.url_model,
         models.api_key,
         raw,
-        "slipstream " + " ".join(sys.argv[1:]),
+        _command(sys.argv[1:], models.api_key),
     )
     with counting(sys.stderr) as progress:
         summary = run_bench(session, wanted, measure, replace(sampling), out, force, say, progress)
@@ -81,6 +82,12 @@ def bench(
     else:
         _print(summary, out)
     return 0
+
+
+def _command(words: list[str], secret: str | None) -> str:
+    """The call as it was typed, for results that others will see: so without a key."""
+    line = shlex.join(["slipstream", *words])
+    return line.replace(secret, "...") if secret else line
 
 
 def _document(summary: Summary, out: Path) -> dict[str, object]:
@@ -109,7 +116,7 @@ def _print(summary: Summary, out: Path) -> None:
             ]
             length = "" if row.acceptance is None else f"{row.acceptance.value:.2f}"
             table.add_row(workload, side.name, f"{row.decode_tokens_per_s:.1f}", *speeds, length)
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     console.print(table, markup=False)
     for mark in summary.marks:
         console.print(f"{mark.kind}: {mark.text}", markup=False, soft_wrap=True)
