@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +17,17 @@ from transformers import (
     MistralConfig,
     PretrainedConfig,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 from slipstream.core.errors import InputError
 from slipstream.model import DraftConfig, Drafter
 from slipstream.plan import described_drafter, read_drafter_shape, read_shape
+from slipstream.plan.cost import kv_bytes
 from slipstream.plan.shape import distinct_experts
 from slipstream.testing import tiny_target
 
@@ -35,6 +41,14 @@ SIZES: dict[str, Any] = {
     "head_dim": 16,
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+RECURRENT = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_conv_kernel_dim": 3,
+}
+SHARED = {**EXPERTS, **RECURRENT, "shared_expert_intermediate_size": 24}
 CONFIGS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SIZES, tie_word_embeddings=False),
     "llama with biases": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
@@ -49,6 +63,9 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "gpt-oss": GptOssConfig(
         **SIZES, num_local_experts=8, num_experts_per_tok=2, attention_bias=True, tie_word_embeddings=False
     ),
+    "qwen 3.5": Qwen3_5TextConfig(**SIZES, **RECURRENT, tie_word_embeddings=True),
+    "qwen 3.5 experts": Qwen3_5MoeTextConfig(**SIZES, **SHARED, tie_word_embeddings=False),
+    "qwen 3 next": Qwen3NextConfig(**SIZES, **SHARED, tie_word_embeddings=False),
 }
 
 
@@ -68,6 +85,49 @@ def test_windows_and_kinds_of_layers() -> None:
     kinds = CONFIGS["gemma 3"].layer_types
     assert [x.window is not None for x in shape.layers] == [kind == "sliding_attention" for kind in kinds]
     assert {x.kv for x in shape.layers} == {2 * 2 * 16}
+
+
+@pytest.mark.parametrize("name", ["qwen 3.5", "qwen 3 next"])
+def test_recurrent_layers_keep_a_state_instead_of_keys(name: str) -> None:
+    config = CONFIGS[name]
+    shape = read_shape(config.to_dict())
+    recurrent = [layer.state > 0 for layer in shape.layers]
+    assert (
+        recurrent == [kind == "linear_attention" for kind in config.layer_types] == [True, True, True, False]
+    )
+    # Four heads of 8 by 12, and two earlier inputs of a convolution over 2 x 16 + 48 channels.
+    assert shape.layers[0].state == 4 * 8 * 12 + 2 * (2 * 16 + 48)
+    without = {key: value for key, value in config.to_dict().items() if key != "layer_types"}
+    assert read_shape(without) == shape
+    assert kv_bytes(shape, 100) - kv_bytes(shape, 10) == 90 * 2 * 2 * 16 * 2
+    assert kv_bytes(shape, 0) == 3 * 4 * shape.layers[0].state
+
+
+def test_a_drafter_of_a_hybrid_has_plain_attention() -> None:
+    described, _ = described_drafter(read_shape(CONFIGS["qwen 3.5"].to_dict()), 2)
+    assert {layer.attention for layer in described.layers} == {48 * (96 + 2 * 32) + 96 * 48}
+    only = read_shape(CONFIGS["qwen 3.5"].to_dict() | {"layer_types": ["linear_attention"] * 4})
+    with pytest.raises(InputError, match="no layer with attention"):
+        described_drafter(only, 2)
+
+
+# Totals that the makers publish for their checkpoints, or that follow from their files' sizes.
+PUBLISHED_SIZES = {
+    "Qwen3-4B": 4_022_468_096,
+    "Qwen3-8B": 8_190_735_360,
+    "Llama-3.1-8B": 8_030_261_248,
+    "Qwen3-Coder-30B-A3B": 30_532_122_624,
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
+    "Qwen3-Coder-Next": 79_674_391_296,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED_SIZES)
+def test_published_models_have_their_published_size(name: str) -> None:
+    path = Path(__file__).parents[2] / "benchmarks" / "published.json"
+    targets = json.loads(path.read_text(encoding="utf-8"))["targets"]
+    assert read_shape(targets[name]).parameters == PUBLISHED_SIZES[name]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""What passes take: bytes and operations, the slower of both, and what launching layers and rounds costs.
+"""What passes take: reading, then computing, and what launching layers and rounds costs.
 
-A roofline (Williams, Waterman, Patterson, CACM 2009) with three fitted constants (`docs/plan_accuracy.md`):
-how much of a card's arithmetic passes reach, and what a drafted round costs beyond its passes in graph
-execution and in eager mode. Weights are read once per pass, whatever the number of rows.
+Bytes over bandwidth and operations over arithmetic, as in a roofline (Williams, Waterman, Patterson, CACM
+2009), but added: the sum is nearer to published figures than the longer of both (`docs/plan_accuracy.md`).
+Three constants are fitted: how much of a card's arithmetic passes reach, and what a drafted round costs
+beyond its passes in graph execution and in eager mode. Weights are read once per pass, however many rows.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ BITS = {"bf16": 16.0, "fp8": 8.0, "int4": 4.25}
 _BF16 = 16.0
 #: Bytes of a key's or value's number.
 _KV_BYTES = 2
+#: Of a recurrent state's number; it is kept in 32 bits.
+_STATE_BYTES = 4
 #: A message of two per layer between cards takes at least so long, in seconds.
 _MESSAGE_S = 8e-6
 
@@ -38,11 +41,11 @@ class Constants:
     """
 
     bandwidth_share: float = 0.85
-    flops_share: float = 0.295
+    flops_share: float = 0.350
     graph_layer_s: float = 56e-6
-    graph_round_s: float = 2.0e-3
+    graph_round_s: float = 1.45e-3
     eager_layer_s: float = 0.7e-3
-    eager_round_s: float = 3.5e-3
+    eager_round_s: float = 3.05e-3
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,8 @@ def target_pass(shape: Shape, setting: Setting, rows: int, tokens: int) -> Pass:
     # Each token's queries meet the context's keys, and their shares its values.
     attended = sum(_seen(layer, setting.context) * layer.queries for layer in shape.layers)
     flops = every * (2.0 * shape.active + 4.0 * attended)
-    return _timed(read, flops, shape.width, len(shape.layers), every, setting)
+    byte = _bits(shape, setting) == BITS["fp8"]
+    return _timed(read, flops, shape.width, len(shape.layers), every, setting, byte)
 
 
 def draft_pass(drafter: Shape, fused: int, setting: Setting, rows: int, tokens: int) -> Pass:
@@ -145,10 +149,15 @@ def kv_bytes(shape: Shape, context: int) -> float:
     return sum(_kv_bytes(layer, context) for layer in shape.layers)
 
 
-def _timed(read: float, flops: float, width: int, layers: int, tokens: int, setting: Setting) -> Pass:
+def _timed(
+    read: float, flops: float, width: int, layers: int, tokens: int, setting: Setting, byte: bool = False
+) -> Pass:
     card, constants = setting.card, setting.constants
     shares = (1.0, 1.0) if card.measured else (constants.bandwidth_share, constants.flops_share)
-    work = max(read / (card.bandwidth * shares[0]), flops / (card.flops * shares[1])) / setting.cards
+    rate = card.fp8_flops if byte and card.fp8_flops else card.flops
+    reading, computing = read / (card.bandwidth * shares[0]), flops / (rate * shares[1])
+    # Slipstream's kernels on a CPU fetch while they compute; in a served pass both add up.
+    work = (max(reading, computing) if card.measured else reading + computing) / setting.cards
     return Pass(read, flops, work + layers * setting.layer_s + _between(width, layers, tokens, setting))
 
 
@@ -187,4 +196,4 @@ def _seen(layer: Layer, context: int) -> int:
 
 
 def _kv_bytes(layer: Layer, context: int) -> float:
-    return _seen(layer, context) * layer.kv * _KV_BYTES
+    return _seen(layer, context) * layer.kv * _KV_BYTES + layer.state * _STATE_BYTES

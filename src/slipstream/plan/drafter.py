@@ -50,13 +50,17 @@ def described_drafter(target: Shape, layers: int, taps: int = 5) -> tuple[Shape,
         Its shape, and the weights of the projection that joins the taps.
 
     Raises:
-        InputError: no layers.
+        InputError: no layers, or a target without attention.
     """
     if layers < 1:
         raise InputError(f"a drafter has at least one layer, not {layers}")
-    model = target.layers[0]
+    model = next((layer for layer in target.layers if not layer.state), None)
+    if model is None:
+        raise InputError(f"{target.name} has no layer with attention that a drafter could be shaped after")
     # Experts become one MLP three times as wide as the states, as published drafters of such targets have.
     dense = 3 * target.width * 3 * target.width if model.experts else model.dense
-    layer = replace(model, dense=dense, expert=0, experts=0, per_token=0, window=None)
+    # Without an output gate: queries, keys and values, and what joins them again.
+    attention = target.width * (2 * model.queries + model.kv)
+    layer = replace(model, attention=attention, dense=dense, expert=0, experts=0, per_token=0, window=None)
     made: tuple[Layer, ...] = (layer,) * layers
     return replace(target, layers=made, bits=None, expert_bits=None), target.width * target.width * taps

@@ -1,7 +1,7 @@
 """How many weights a model has, which of them a pass reads, and what it keeps per token: from its config.
 
-Not a loader: nothing but `config.json` is read. Families whose layers this arithmetic does not describe
-(recurrent and latent attention) are refused by name.
+Not a loader: nothing but `config.json` is read. Recurrent layers are those of Qwen's hybrids (the gated delta
+rule); other recurrences and latent attention, which this arithmetic does not describe, are refused by name.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Any
 
 from slipstream.core.errors import InputError
 
-#: Families with norms on queries and keys, with four norms a layer, with biases, with sinks.
-_QK_NORMS = {"qwen3", "qwen3_moe", "gemma3_text"}
+#: Families with an output gate beside the queries, norms on queries and keys, four norms a layer, biases.
+_GATED = {"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
+_QK_NORMS = {"qwen3", "qwen3_moe", "gemma3_text"} | _GATED
 _FOUR_NORMS = {"gemma2", "gemma3_text"}
 _QKV_BIAS = {"qwen2", "qwen2_moe"}
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
-_UNKNOWN_KEYS = {"kv_lora_rank": "latent attention", "linear_num_value_heads": "linear attention"}
+_RECURRENT = "linear_attention"
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Layer:
         queries: numbers of one token's queries.
         kv: keys and values of one token, in numbers.
         window: tokens that are kept; None keeps all.
+        state: numbers of a recurrent state per row, whatever the context; 0 for attention.
     """
 
     attention: int
@@ -43,6 +45,7 @@ class Layer:
     queries: int
     kv: int
     window: int | None
+    state: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,8 @@ def read_shape(raw: Mapping[str, Any]) -> Shape:
     """
     config = raw.get("text_config", raw)
     family = str(config.get("model_type", raw.get("model_type", "unknown")))
-    for key, what in _UNKNOWN_KEYS.items():
-        if config.get(key):
-            raise InputError(f"{family} has {what}, which the plan does not describe")
+    if config.get("kv_lora_rank"):
+        raise InputError(f"{family} has latent attention, which the plan does not describe")
     width, count = _size(config, "hidden_size"), _size(config, "num_hidden_layers")
     kinds = _kinds(config, count, family)
     layers = tuple(_layer(config, family, number, kind) for number, kind in enumerate(kinds))
@@ -115,20 +117,47 @@ def distinct_experts(experts: int, per_token: int, tokens: float) -> float:
 
 
 def _layer(config: Mapping[str, Any], family: str, number: int, kind: str) -> Layer:
+    width = _size(config, "hidden_size")
+    norms = width * (4 if family in _FOUR_NORMS else 2)
+    dense, expert, experts, per_token = _mlp(config, family, number)
+    if kind == _RECURRENT:
+        mixing, state = _recurrence(config)
+        return Layer(mixing, dense + norms, expert, experts, per_token, 0, 0, None, state)
+    attention, queries, keys, own_norms = _attention(config, family)
+    window = config.get("sliding_window") if kind == "sliding_attention" else None
+    return Layer(attention, dense + norms + own_norms, expert, experts, per_token, queries, 2 * keys, window)
+
+
+def _attention(config: Mapping[str, Any], family: str) -> tuple[int, int, int, int]:
+    """Weights of projections, widths of queries and of keys, weights of norms on them."""
     width, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     groups = int(config.get("num_key_value_heads") or heads)
-    head_dim = int(config.get("head_dim") or width // heads)
+    head_dim = int(config.get("head_dim") or (256 if family in _GATED else width // heads))
     queries, keys = heads * head_dim, groups * head_dim
-    attention = width * (queries + 2 * keys) + queries * width
+    asked = queries * (2 if family in _GATED else 1)
+    attention = width * (asked + 2 * keys) + queries * width
     if family in _QKV_BIAS or config.get("attention_bias"):
-        attention += queries + 2 * keys
-    if config.get("attention_bias") and family in {"llama", "gpt_oss", "qwen3", "qwen3_moe"}:
+        attention += asked + 2 * keys
+    if config.get("attention_bias") and family in {"llama", "gpt_oss", "qwen3", "qwen3_moe"} | _GATED:
         attention += width
     attention += heads if family == "gpt_oss" else 0
-    norms = width * (4 if family in _FOUR_NORMS else 2) + (2 * head_dim if family in _QK_NORMS else 0)
-    dense, expert, experts, per_token = _mlp(config, family, number)
-    window = config.get("sliding_window") if kind == "sliding_attention" else None
-    return Layer(attention, dense + norms, expert, experts, per_token, queries, 2 * keys, window)
+    return attention, queries, keys, 2 * head_dim if family in _QK_NORMS else 0
+
+
+def _recurrence(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Weights of a gated delta-rule layer (Yang et al., arXiv 2412.06464) and numbers of its state per row.
+
+    The state is a matrix of keys by values per value head, and the last inputs of the short convolution.
+    """
+    width, value_heads = _size(config, "hidden_size"), _size(config, "linear_num_value_heads")
+    key_dim = int(config.get("linear_key_head_dim") or 128)
+    value_dim = int(config.get("linear_value_head_dim") or 128)
+    keys, values = _size(config, "linear_num_key_heads") * key_dim, value_heads * value_dim
+    channels, taps = 2 * keys + values, int(config.get("linear_conv_kernel_dim") or 4)
+    # Projections in (with the output gate, decay and step size per head) and out, convolution, norm, decays.
+    weights = width * (channels + values + 2 * value_heads) + values * width
+    weights += channels * taps + value_dim + 2 * value_heads
+    return weights, value_heads * key_dim * value_dim + channels * (taps - 1)
 
 
 def _mlp(config: Mapping[str, Any], family: str, number: int) -> tuple[int, int, int, int]:
@@ -154,12 +183,16 @@ def _kinds(config: Mapping[str, Any], count: int, family: str) -> list[str]:
     """What every layer attends to."""
     kinds = config.get("layer_types")
     if kinds is None:
+        if config.get("linear_num_value_heads"):
+            whole = int(config.get("full_attention_interval") or 4)
+            return ["full_attention" if (n + 1) % whole == 0 else _RECURRENT for n in range(count)]
         every = config.get("sliding_window") and family in {"mistral", "mixtral"}
         pattern = int(config.get("sliding_window_pattern") or (6 if family == "gemma3_text" else 0))
         if pattern:
             return [("full" if (n + 1) % pattern == 0 else "sliding") + "_attention" for n in range(count)]
         return ["sliding_attention" if every else "full_attention"] * count
-    unknown = sorted(set(kinds) - _KNOWN_LAYERS)
+    known = _KNOWN_LAYERS | ({_RECURRENT} if config.get("linear_num_value_heads") else set())
+    unknown = sorted(set(kinds) - known)
     if unknown or len(kinds) != count:
         raise InputError(
             f"{family} has layers of the kind {unknown[0]}, which the plan does not describe"
