@@ -10,15 +10,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast
 
 from slipstream.decode.accept import Proposal
-from slipstream.decode.propose import DraftChooser
+from slipstream.decode.propose import DraftChooser, FeaturelessProposer
 from slipstream.target import Target, target_from_model
-from slipstream.target.cache import Saved
 
 #: Row, position of a draft and the right token there, to the token that is drafted.
 Script = Callable[[int, int, int], int]
 
 
-class ScriptedProposer:
+class ScriptedProposer(FeaturelessProposer):
     """Drafts by a script that knows the right continuation of every row.
 
     Args:
@@ -27,31 +26,10 @@ class ScriptedProposer:
         block_size: largest block.
     """
 
-    tap_ids: tuple[int, ...] = ()
-    token_bytes = 0
-
     def __init__(self, texts: Sequence[Sequence[int]], script: Script, block_size: int) -> None:
         self.block_size = block_size
         self._texts = [list(text) for text in texts]
         self._script = script
-
-    def begin(self, rows: int, slots: int) -> None:
-        """Nothing to remember."""
-
-    def admit(self, features_BLE: Tensor, row_B: Tensor, start_B: Tensor, visible: int) -> None:
-        """Nothing to remember."""
-
-    def save(self, row: int, length: int) -> Saved:
-        """Nothing to remember."""
-        return ()
-
-    def restore(self, row: int, saved: Saved, length: int) -> None:
-        """Nothing to remember."""
-
-    def extend(
-        self, features_BLE: Tensor, position_BL: Tensor, visible: int, row_B: Tensor | None = None
-    ) -> None:
-        """Nothing to remember."""
 
     def propose(
         self,

@@ -10,21 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from slipstream.core.errors import InputError
 from slipstream.core.options import SamplingOptions
 from slipstream.decode.noise import gumbel, key
 from slipstream.decode.sampling import RowSettings, choose
-from slipstream.native import Kernels, contenders, load_kernels
+from slipstream.native import Kernels, contenders
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def kernels() -> Kernels:
-    try:
-        return load_kernels()
-    except InputError as error:
-        pytest.skip(str(error))
 
 
 def sums(scores: Tensor, seed: Tensor, position: Tensor, ids: Tensor | None) -> Tensor:

@@ -18,7 +18,7 @@ from slipstream.core.records import Request
 from slipstream.decode import DraftProposer, Engine
 from slipstream.decode.drafting import NativeDrafter, TorchDrafter, at_work
 from slipstream.model import DraftConfig, Drafter
-from slipstream.native import Kernels, build, load_kernels, native_product
+from slipstream.native import Kernels, build, native_product
 from slipstream.target import Target, load_target, target_from_model
 
 SIZES: dict[str, Any] = {
@@ -42,14 +42,6 @@ FAMILIES = {
     "mistral": MistralConfig(**SIZES, sliding_window=6),
     "wide heads": LlamaConfig(**SIZES | {"head_dim": 96, "num_attention_heads": 2}),
 }
-
-
-@pytest.fixture(scope="module")
-def kernels() -> Kernels:
-    try:
-        return load_kernels()
-    except InputError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture

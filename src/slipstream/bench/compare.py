@@ -6,7 +6,7 @@ A quick look for `slipstream demo`, not a benchmark: one pass per prompt, no con
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from slipstream.api import Prompt, Session
@@ -75,9 +75,7 @@ def compare(
         observer: sees every piece as it appears.
     """
     for draft in (False, True):  # neither side may pay for first-call costs alone
-        tokens = min(WARM_UP_TOKENS, sampling.max_tokens)
-        warm_up = replace(sampling, max_tokens=tokens, min_tokens=min(sampling.min_tokens, tokens))
-        session.generate(prompts[0], warm_up, raw=raw, draft=draft)
+        session.generate(prompts[0], sampling.at_most(WARM_UP_TOKENS), raw=raw, draft=draft)
     done: dict[bool, list[Completion]] = {False: [], True: []}
     for number, prompt in enumerate(prompts):
         for draft in (False, True):

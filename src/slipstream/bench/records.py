@@ -103,6 +103,10 @@ class Measured:
         return len(self.token_ids)
 
 
+RecordKey = tuple[str, str, str, int, int, int, float]
+"""System, workload, prompt, turn, repeat, users and rate of a request."""
+
+
 @dataclass(frozen=True)
 class Record:
     """One request of a benchmark.
@@ -140,7 +144,7 @@ class Record:
     marks: tuple[str, ...] = ()
 
     @property
-    def key(self) -> tuple[str, str, str, int, int, int, float]:
+    def key(self) -> RecordKey:
         """What no other request of a file shares."""
         pair = (self.concurrency, self.rate)
         return (self.system, self.workload, self.prompt, self.turn, self.repeat, *pair)

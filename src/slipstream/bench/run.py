@@ -19,6 +19,7 @@ from slipstream.bench.records import (
     Divergence,
     Measured,
     Record,
+    RecordKey,
     Run,
     append,
     digest,
@@ -87,7 +88,7 @@ class Bench:
         self.origin = time.perf_counter()
         template = getattr(session.target.tokenizer, "chat_template", None)
         self.template_hash = digest("raw" if plan.raw else str(template))
-        self.records: list[Record] = []
+        self.records: dict[RecordKey, Record] = {}
         self._random: dict[str, bool] = {}
 
     def open(self, run: Run, force: bool = False) -> int:
@@ -107,7 +108,7 @@ class Bench:
                     f"{self.path} was measured with other settings, systems or versions; give another file, "
                     "or --force to begin it anew"
                 )
-            self.records = list(before.records)
+            self.records = {record.key: record for record in before.records}
         elif self.path.exists():
             self.path.unlink()
         append(self.path, [run])
@@ -115,9 +116,7 @@ class Bench:
 
     def warm_up(self) -> None:
         """Every system answers once, a prompt that is in no workload, so that none pays for first times."""
-        sampling = self.plan.sampling
-        tokens = min(WARM_UP_TOKENS, sampling.max_tokens)
-        short = replace(sampling, max_tokens=tokens, min_tokens=min(sampling.min_tokens, tokens))
+        short = self.plan.sampling.at_most(WARM_UP_TOKENS)
         tokenizer = self.session.target.tokenizer
         ids = [1, 2, 3] if tokenizer is None else list(tokenizer(_WARM_UP)["input_ids"])
         for system in self.systems:
@@ -190,17 +189,16 @@ class Bench:
                 return  # the conversation has outgrown the context
             yield turn, request
             key = (reference, task.workload, task.name, turn, repeat, 1, 0.0)
-            answers.append(next(item.measured.text for item in self.records if item.key == key))
+            answers.append(self.records[key].measured.text)
 
     def _answer(self, task: Task, turn: int, repeat: int, request: Request, shift: int) -> None:
         """One request by all systems that have not answered it, written at once."""
-        done = {item.key: item for item in self.records}
         shift %= len(self.systems)
         new: dict[str, Record] = {}
         for system in (*self.systems[shift:], *self.systems[:shift]):
             key = (system.side.name, task.workload, task.name, turn, repeat, 1, 0.0)
-            if key in done:
-                new[system.side.name] = done[key]
+            if key in self.records:
+                new[system.side.name] = self.records[key]
                 continue
             measured = system.answer(request, self.origin)
             new[system.side.name] = self.record(system, task, turn, repeat, request, measured)
@@ -208,13 +206,17 @@ class Bench:
         fresh = []
         for system in self.systems:
             record = new[system.side.name]
-            if record.key not in done:
+            if record.key not in self.records:
                 ids = first.measured.token_ids
                 fresh.append(
                     replace(record, divergence=self.divergence(system, request, record.measured, ids))
                 )
-        append(self.path, fresh)
-        self.records += fresh
+        self.keep(fresh)
+
+    def keep(self, records: Sequence[Record]) -> None:
+        """Write new records, all together, and remember them."""
+        append(self.path, records)
+        self.records |= {record.key: record for record in records}
 
     def divergence(
         self, system: System, request: Request, measured: Measured, reference: Sequence[int]

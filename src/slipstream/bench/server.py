@@ -9,18 +9,16 @@ from __future__ import annotations
 import json
 import re
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from slipstream.bench.records import Measured, Side
 from slipstream.core.errors import InputError
 from slipstream.core.options import SamplingOptions
 from slipstream.core.records import Request
+from slipstream.data.openai_server import OpenAIServer
 
-_TIMEOUT_S: Final = 600
 _COUNTER = re.compile(r"^vllm:spec_decode_num_(\w+?)(?:_total)?(\{[^}]*\})? (\S+)$", re.MULTILINE)
 _POSITION = re.compile(r'position="(\d+)"')
 
@@ -73,11 +71,12 @@ class ServerSystem:
         model: str | None = None,
         api_key: str | None = None,
     ) -> None:
-        self._root = url.rstrip("/").removesuffix("/v1")
-        self._tokenizer, self._ends, self._key = tokenizer, frozenset(end_ids), api_key
-        self._model = model or str(json.loads(self._read("/v1/models"))["data"][0]["id"])
+        self._server = OpenAIServer(url, api_key)
+        self._tokenizer, self._ends = tokenizer, frozenset(end_ids)
+        self._model = model or self._server.first_model()
         self._counts = self.counters() is not None
-        self.side = Side(f"url:{self._root.split('//')[-1]}", "url", False, f"{self._model} at {self._root}")
+        root = self._server.root
+        self.side = Side(f"url:{root.split('//')[-1]}", "url", False, f"{self._model} at {root}")
 
     def answer(self, request: Request, origin: float, alone: bool = True) -> Measured:
         """Stream one completion; `alone` says that nobody else moves the server's counters.
@@ -112,7 +111,8 @@ class ServerSystem:
         none.
         """
         try:
-            return read_counters(self._read("/metrics"))
+            with self._server.open("/metrics") as reply:
+                return read_counters(str(reply.read().decode("utf-8", "replace")))
         except InputError:
             return None
 
@@ -131,33 +131,15 @@ class ServerSystem:
         return kept, max(len(ids) - len(kept), counted - len(kept) - unsent, 0)
 
     def _stream(self, body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        with self._open("/v1/completions", body) as reply:
+        with self._server.open("/v1/completions", body) as reply:
             for raw in reply:
                 line = raw.decode("utf-8", "replace").strip()
                 if not line.startswith("data:") or line == "data: [DONE]":
                     continue
                 chunk = json.loads(line.removeprefix("data:"))
                 if chunk.get("error"):
-                    raise InputError(f"{self._root} answers with an error: {chunk['error']}")
+                    raise InputError(f"{self._server.root} answers with an error: {chunk['error']}")
                 yield chunk
-
-    def _read(self, path: str) -> str:
-        with self._open(path, None) as reply:
-            return str(reply.read().decode("utf-8", "replace"))
-
-    def _open(self, path: str, body: Mapping[str, Any] | None) -> Any:
-        headers = {"Content-Type": "application/json"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        data = None if body is None else json.dumps(body).encode()
-        try:
-            call = urllib.request.Request(self._root + path, data, headers)
-            return urllib.request.urlopen(call, timeout=_TIMEOUT_S)
-        except urllib.error.HTTPError as error:
-            said = " ".join(error.read(300).decode(errors="replace").split())
-            raise InputError(f"{self._root}{path} answers {error.code}: {said}") from error
-        except (OSError, ValueError) as error:
-            raise InputError(f"no OpenAI-compatible server answers at {self._root}: {error}") from error
 
 
 def request_body(request: Request, model: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
 
-from slipstream.bench.records import Measured, append
+from slipstream.bench.records import Measured
 from slipstream.bench.run import WARM_UP_TOKENS, Bench, Progress
 from slipstream.bench.server import ServerSystem
 from slipstream.bench.systems import OwnSystem
@@ -37,7 +37,7 @@ def sweep(bench: Bench, progress: Progress) -> list[str]:
     """
     left_out: list[str] = []
     plan = bench.plan
-    done = {(item.system, item.concurrency, item.rate) for item in bench.records}
+    done = {(item.system, item.concurrency, item.rate) for item in bench.records.values()}
     total = len(plan.users) * len(bench.systems)
     for place, users in enumerate(plan.users):
         jobs = _jobs(bench, users)
@@ -73,16 +73,16 @@ def _load(bench: Bench, system: OwnSystem | ServerSystem, users: int, jobs: Sequ
         measured = serve(system, requests, users, due, bench.origin)
     else:
         measured = ask(system, requests, users, due, bench.origin)
-    found = [
-        replace(
-            bench.record(system, job.task, 0, job.repeat, job.request, one),
-            concurrency=users,
-            rate=bench.plan.rate,
-        )
-        for job, one in zip(jobs, measured, strict=True)
-    ]
-    append(bench.path, found)
-    bench.records += found
+    bench.keep(
+        [
+            replace(
+                bench.record(system, job.task, 0, job.repeat, job.request, one),
+                concurrency=users,
+                rate=bench.plan.rate,
+            )
+            for job, one in zip(jobs, measured, strict=True)
+        ]
+    )
 
 
 def _due(count: int, rate: float, seed: int) -> list[float] | None:
@@ -110,7 +110,8 @@ def serve(
     """
     longest = max(len(item.prompt_ids) + item.sampling.max_tokens for item in requests)
     engine = system.engine(users, longest)
-    engine.generate([_shortened(item) for item in requests[:users]])
+    short = [replace(item, sampling=item.sampling.at_most(WARM_UP_TOKENS)) for item in requests[:users]]
+    engine.generate(short)
     forget_peak(engine.target.device)
     rows = engine.open(users)
     begun = time.perf_counter()
@@ -149,9 +150,3 @@ def ask(
 
     with ThreadPoolExecutor(users if due is None else len(requests)) as pool:
         return list(pool.map(one, range(len(requests))))
-
-
-def _shortened(request: Request) -> Request:
-    tokens = min(WARM_UP_TOKENS, request.sampling.max_tokens)
-    least = min(request.sampling.min_tokens, tokens)
-    return replace(request, sampling=replace(request.sampling, max_tokens=tokens, min_tokens=least))

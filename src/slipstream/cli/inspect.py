@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -57,7 +57,7 @@ def inspect(
         raise InputError("--fix needs the target: name it with -t")
     read, findings = examine(drafter_path(drafter, say), loaded.info if loaded else None, loaded)
     if engine != "all":
-        findings = type(findings)(**{**vars(findings), "readings": {engine: findings.readings[engine]}})
+        findings = replace(findings, readings={engine: findings.readings[engine]})
     found = None if loaded is None else _diagnose(loaded, read, looking)
     verdict = _verdict(findings, found, engine)
     if json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from slipstream.core.errors import InputError
@@ -68,6 +68,11 @@ class SamplingOptions:
         for name, good, range_ in checks:
             if not good:
                 raise InputError(f"{name} must be {range_}, not {getattr(self, name)!r}")
+
+    def at_most(self, tokens: int) -> SamplingOptions:
+        """The same for a text of at most so many tokens, as warm-ups need it."""
+        tokens = min(tokens, self.max_tokens)
+        return replace(self, max_tokens=tokens, min_tokens=min(self.min_tokens, tokens))
 
     def end_ids(self, eos_token_ids: Iterable[int]) -> frozenset[int]:
         """Ids that end this request's text, given the model's own end tokens."""

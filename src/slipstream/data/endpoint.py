@@ -6,18 +6,14 @@ ours, and what the server says is turned back into ids (it sends them itself whe
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Any
 
-from slipstream.core.errors import InputError
 from slipstream.core.records import Completion, FollowUp, Request
+from slipstream.data.openai_server import OpenAIServer
 
-_TIMEOUT_S = 600
 _STREAMS = 64
 
 
@@ -43,12 +39,10 @@ class Endpoint:
         model: str | None = None,
         api_key: str | None = None,
     ) -> None:
-        base = url.rstrip("/")
-        self._base = base if base.endswith("/v1") else base + "/v1"
-        self._tokenizer, self._key = tokenizer, api_key
+        self._server, self._tokenizer = OpenAIServer(url, api_key), tokenizer
         eos = tokenizer.eos_token_id
         self._end = eos if eos is not None else next(iter(end_ids), None)
-        self._model = model or str(self._call("/models", None)["data"][0]["id"])
+        self._model = model or self._server.first_model()
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Continue all prompts, many at a time; completions in the order of the requests.
@@ -95,7 +89,7 @@ class Endpoint:
         }
         if sampling.top_k:
             body["top_k"] = sampling.top_k
-        choice = self._call("/completions", body)["choices"][0]
+        choice = self._server.call("/v1/completions", body)["choices"][0]
         text = str(choice["text"])
         ended = choice.get("finish_reason") == "stop"
         ids = choice.get("token_ids")
@@ -113,18 +107,3 @@ class Endpoint:
             ttft_s=0.0,
             decode_s=0.0,
         )
-
-    def _call(self, path: str, body: dict[str, Any] | None) -> Any:
-        headers = {"Content-Type": "application/json"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        data = None if body is None else json.dumps(body).encode()
-        call = urllib.request.Request(self._base + path, data, headers)
-        try:
-            with urllib.request.urlopen(call, timeout=_TIMEOUT_S) as reply:
-                return json.load(reply)
-        except urllib.error.HTTPError as error:
-            said = " ".join(error.read(300).decode(errors="replace").split())
-            raise InputError(f"{self._base}{path} answers {error.code}: {said}") from error
-        except (OSError, ValueError) as error:
-            raise InputError(f"no OpenAI-compatible server answers at {self._base}: {error}") from error

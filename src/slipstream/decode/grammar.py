@@ -14,6 +14,13 @@ from torch import Tensor
 from slipstream.core.records import Guide
 
 
+def constrain(guides: Mapping[int, Guide], drafts: Sequence[Sequence[int]], logits_BTV: Tensor) -> Tensor:
+    """Logits with what the grammars forbid at -inf; arguments as for `permitted`."""
+    num_slots, vocab_size = logits_BTV.shape[1:]
+    allowed_BTV = permitted(guides, drafts, num_slots, vocab_size, logits_BTV.device)
+    return logits_BTV.masked_fill(~allowed_BTV, -torch.inf)
+
+
 def permitted(
     guides: Mapping[int, Guide],
     drafts: Sequence[Sequence[int]],

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from slipstream.decode.accept import Proposal
-from slipstream.decode.propose import DraftChooser
-from slipstream.target.cache import Saved
+from slipstream.decode.propose import DraftChooser, FeaturelessProposer
 
 
 class TextIndex:
@@ -58,16 +57,13 @@ class TextIndex:
         return []
 
 
-class LookupProposer:
+class LookupProposer(FeaturelessProposer):
     """Drafts by prompt lookup; a row whose end stood nowhere before drafts its anchor again.
 
     Args:
         block_size: T.
         longest: n of the longest n-grams that are looked up.
     """
-
-    tap_ids: tuple[int, ...] = ()
-    token_bytes = 0
 
     def __init__(self, block_size: int = 8, longest: int = 4) -> None:
         self.block_size = block_size
@@ -83,21 +79,6 @@ class LookupProposer:
         index = TextIndex(self._longest)
         index.extend(prompt_ids)
         self._rows[row] = (index, len(prompt_ids), said)
-
-    def admit(self, features_BLE: Tensor, row_B: Tensor, start_B: Tensor, visible: int) -> None:
-        """Features are of no use."""
-
-    def save(self, row: int, length: int) -> Saved:
-        """Words are read, not kept."""
-        return ()
-
-    def restore(self, row: int, saved: Saved, length: int) -> None:
-        """Words are read, not kept."""
-
-    def extend(
-        self, features_BLE: Tensor, position_BL: Tensor, visible: int, row_B: Tensor | None = None
-    ) -> None:
-        """Features are of no use."""
 
     def propose(
         self,

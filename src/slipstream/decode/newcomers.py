@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from slipstream.core.records import Request, TokenLogprob
-from slipstream.decode.grammar import permitted
+from slipstream.decode.grammar import constrain
 from slipstream.decode.history import History
 from slipstream.decode.logprobs import most_logprobs, read_logprobs
 from slipstream.decode.prefix import Kept
@@ -78,8 +77,7 @@ def _choose(target: Target, newcomers: list[Tracker], logits_BV: Tensor, length_
     logits_BTV = history.adjust(logits_BV[:, None], length_B.new_empty(len(requests), 0), position_BT)
     guides = {place: t.guide for place, t in enumerate(newcomers) if t.guide is not None}
     if guides:
-        permitted_BTV = permitted(guides, [[]] * len(requests), 1, info.vocab_size, device)
-        logits_BTV = logits_BTV.masked_fill(~permitted_BTV, -torch.inf)
+        logits_BTV = constrain(guides, [[]] * len(requests), logits_BTV)
     choice = choose(logits_BTV, position_BT, settings)
     if choice.short_B.any():  # host: once per newcomers
         choice = choose(logits_BTV, position_BT, settings, info.vocab_size)

@@ -138,7 +138,7 @@ class DraftProposer:
         """Clear the rows, then write their context."""
         self._work.clear(row_B)
         position_BL = start_B[:, None] + torch.arange(features_BLE.shape[1], device=start_B.device)
-        self._write(features_BLE, position_BL, visible, row_B)
+        self.extend(features_BLE, position_BL, visible, row_B)
 
     def save(self, row: int, length: int) -> Saved:
         """Keys and values of the context."""
@@ -152,10 +152,6 @@ class DraftProposer:
         self, features_BLE: Tensor, position_BL: Tensor, visible: int, row_B: Tensor | None = None
     ) -> None:
         """Write the keys and values of new positions."""
-        self._write(features_BLE, position_BL, visible, row_B)
-
-    def _write(self, features_BLE: Tensor, position_BL: Tensor, visible: int, row_B: Tensor | None) -> None:
-        """Write the keys and values of features at their positions."""
         self._work.context.aim(position_BL, visible, row_B)
         self._work.write(features_BLE.to(self._work.dtype), position_BL)
 
@@ -186,14 +182,11 @@ class DraftProposer:
         return chooser(self._drafter.adjust_logits(raw_BKV), position_BK, self._ids_V)
 
 
-class NullProposer:
-    """Drafts that the target verifies and the engine never keeps: plain decoding in drafted shapes."""
+class FeaturelessProposer:
+    """What proposers that draft without features have in common: nothing to write, keep or put back."""
 
-    def __init__(self, block_size: int, tap_ids: tuple[int, ...] = ()) -> None:
-        """Blocks of `block_size` slots; taps as of the drafter to compare with."""
-        self.block_size = block_size
-        self.tap_ids = tap_ids
-        self.token_bytes = 0
+    tap_ids: tuple[int, ...] = ()
+    token_bytes = 0
 
     def begin(self, rows: int, slots: int) -> None:
         """Nothing to remember."""
@@ -212,6 +205,15 @@ class NullProposer:
         self, features_BLE: Tensor, position_BL: Tensor, visible: int, row_B: Tensor | None = None
     ) -> None:
         """Nothing to remember."""
+
+
+class NullProposer(FeaturelessProposer):
+    """Drafts that the target verifies and the engine never keeps: plain decoding in drafted shapes."""
+
+    def __init__(self, block_size: int, tap_ids: tuple[int, ...] = ()) -> None:
+        """Blocks of `block_size` slots; taps as of the drafter to compare with."""
+        self.block_size = block_size
+        self.tap_ids = tap_ids
 
     def propose(
         self,

@@ -11,7 +11,7 @@ from slipstream.core.options import EngineOptions
 from slipstream.core.records import Guide, TokenLogprob
 from slipstream.decode.accept import Proposal, Verdict, match, reject
 from slipstream.decode.backlog import Backlog
-from slipstream.decode.grammar import permitted
+from slipstream.decode.grammar import constrain
 from slipstream.decode.history import History
 from slipstream.decode.logprobs import read_logprobs
 from slipstream.decode.propose import DraftChooser, Proposer
@@ -89,9 +89,7 @@ def run_round(batch: Batch, visible: int) -> Said:
     position_BT = batch.length_B[:, None] + torch.arange(1, ids_BT.shape[1] + 1, device=ids_BT.device)
     logits_BTV = batch.history.adjust(verified.logits_BTV, proposal.drafts_BK, position_BT)
     if batch.guides:
-        num_slots, vocab_size = logits_BTV.shape[1:]
-        permitted_BTV = permitted(batch.guides, drafts, num_slots, vocab_size, logits_BTV.device)
-        logits_BTV = logits_BTV.masked_fill(~permitted_BTV, -torch.inf)
+        logits_BTV = constrain(batch.guides, drafts, logits_BTV)
     verdict, short_B = accept(batch, proposal, logits_BTV, position_BT)
     if batch.num_drafts and batch.proposer is not None:
         batch.proposer.extend(verified.features_BTE, position_BT - 1, visible, batch.row_B)

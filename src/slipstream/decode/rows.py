@@ -306,10 +306,10 @@ class Rows:
         """Copy what the row holds for prompts that begin with it; not its last token, which no pass has
         read.
         """
+        if not self._prefixes.most_tokens or not tracker.request.draft:
+            return  # without drafts the proposer may not have seen it
         ids = (*tracker.request.prompt_ids, *tracker.token_ids)[: self._lengths[row]]
-        if not tracker.request.draft:
-            return  # the proposer may not have seen it
-        if self._prefixes.most_tokens and self._prefixes.wants(ids):
+        if self._prefixes.wants(ids):
             proposer, length = self._batch.proposer, len(ids)
             draft = proposer.save(row, length) if proposer is not None else ()
             text = Kept(np.asarray(ids, dtype=np.int64), self._batch.cache.save(row, length), draft)

@@ -6,6 +6,7 @@ Read only: Slipstream trains no such drafters.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,4 +72,4 @@ def parse_deepspec(raw: Mapping[str, Any]) -> DraftConfig:
         raise CheckpointError("sample_from_anchor false contradicts the DeepSpec layout")
     plain = {key: value for key, value in raw.items() if key not in _OWN}
     plain["block_size"] = integer(raw.get("block_size"), "block_size in config.json") + 1
-    return DraftConfig(**{**vars(parse_config(plain)), "from_anchor": True})
+    return replace(parse_config(plain), from_anchor=True)

@@ -46,9 +46,11 @@ def load_kernels() -> Kernels:
     if not library.exists():
         _compile(compiler, library)
     try:
-        return ctypes.CDLL(str(library))
+        kernels = ctypes.CDLL(str(library))
     except OSError as error:
         raise InputError(f"the CPU kernels in {library} cannot be loaded: {error}") from error
+    kernels.slipstream_contenders.restype = ctypes.c_int64
+    return kernels
 
 
 def _check_machine() -> None:

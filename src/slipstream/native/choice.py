@@ -27,7 +27,6 @@ def contenders(kernels: Kernels, scores_BTV: Tensor, key_BT: Tensor, ids_V: Tens
     """
     scores_BTV, key_BT = scores_BTV.contiguous(), key_BT.contiguous()
     places = torch.empty(*key_BT.shape, _MOST, dtype=torch.int64)
-    kernels.slipstream_contenders.restype = ctypes.c_int64
     failed = kernels.slipstream_contenders(
         *(_at(scores_BTV), ctypes.c_int64(key_BT.numel()), ctypes.c_int64(scores_BTV.shape[-1])),
         *(_at(key_BT), None if ids_V is None else _at(ids_V.contiguous())),

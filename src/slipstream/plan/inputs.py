@@ -25,10 +25,7 @@ def read_config(name: str) -> dict[str, Any]:
         path = path / _NAME
     if not path.is_file():
         path = _from_hub(name)
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is no readable JSON") from error
+    raw = _read(path)
     if not isinstance(raw, dict):
         raise InputError(f"{path} must hold an object")
     return raw
@@ -70,10 +67,7 @@ def _profile(text: str) -> tuple[float, ...]:
             return check_profile([float(word) for word in text.split(",")])
         except ValueError as error:
             raise InputError(f"{text!r} is neither a file nor a list of shares such as 0.8,0.7") from error
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is no readable JSON") from error
+    raw = _read(path)
     if isinstance(raw, Mapping):
         raw = _shares(raw, path)
     if not isinstance(raw, list) or not all(isinstance(value, int | float) for value in raw):
@@ -91,6 +85,13 @@ def _shares(raw: Mapping[str, Any], path: Path) -> list[float]:
         shares.append(count / reached if reached else 0.0)
         reached = count
     return shares
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is no readable JSON") from error
 
 
 def _from_hub(name: str) -> Path:
