@@ -8,32 +8,17 @@ first.
 """
 
 import json
-import os
 import sys
 import time
 
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+from vllm_cpu import engine
 
 
 def main():
-    from vllm import LLM, SamplingParams
+    from vllm import SamplingParams
 
     target, drafter, drafts, tokens = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    more = {}
-    if drafter != "none":
-        more["speculative_config"] = {"method": "dflash", "model": drafter, "num_speculative_tokens": drafts}
-    llm = LLM(
-        model=target,
-        dtype="bfloat16",
-        enforce_eager=True,
-        max_model_len=1024,
-        max_num_seqs=1,
-        enable_prefix_caching=False,
-        **more,
-    )
+    llm = engine(target, None if drafter == "none" else drafter, drafts, max_num_seqs=1)
     sampling = SamplingParams(temperature=0, max_tokens=tokens)
     seconds = said = 0.0
     for number, ids in enumerate(json.load(sys.stdin)):

@@ -6,30 +6,17 @@ Prompts are lists of token ids. The last line of stdout is JSON: tokens, rounds,
 """
 
 import json
-import os
 import sys
 
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+from vllm_cpu import engine
 
 
 def main():
-    from vllm import LLM, SamplingParams
+    from vllm import SamplingParams
 
     target, drafter, drafts, tokens = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     prompts = json.load(sys.stdin)
-    llm = LLM(
-        model=target,
-        dtype="bfloat16",
-        enforce_eager=True,
-        max_model_len=1024,
-        max_num_seqs=4,
-        disable_log_stats=False,
-        enable_prefix_caching=False,
-        speculative_config={"method": "dflash", "model": drafter, "num_speculative_tokens": drafts},
-    )
+    llm = engine(target, drafter, drafts, max_num_seqs=4, disable_log_stats=False)
     sampling = SamplingParams(temperature=0, max_tokens=tokens)
     done = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling)
     counts = {metric.name: metric for metric in llm.get_metrics() if "spec_decode" in metric.name}
