@@ -108,6 +108,36 @@ def test_a_batch_gets_what_pays_for_all_of_it() -> None:
     assert lengths.choose([0]) >= 2
 
 
+def streams_seconds(streams: int, lengths: DraftLength) -> float:
+    """The simulated time of twice as many chats as streams, on a CPU whose rounds are bound by computing."""
+    waiting, running, clock = list(enumerate((TRACES * 4)[: 2 * streams])), {}, 0.0
+    lengths.begin()
+    while waiting or running:
+        while waiting and len(running) < streams:
+            number, trace = waiting.pop(0)
+            running[number] = trace
+        drafts = lengths.choose(list(running))
+        accepted = {number: min(trace[0], drafts) for number, trace in running.items()}
+        rows = len(running)
+        took = 7 + 0.4 * rows if not drafts else 8 + 0.63 * rows * (drafts + 1)
+        clock += took
+        lengths.note(accepted, drafts, took)
+        for number, right in accepted.items():
+            running[number] = running[number][right + 1 :]
+            if not running[number]:
+                del running[number]
+                lengths.forget(number)
+    return clock
+
+
+@pytest.mark.parametrize("streams", [1, 2, 4, 8, 16, 32])
+def test_streams_that_come_and_go_are_nowhere_much_slower_than_plain(streams: int) -> None:
+    """Every number of rows on the way has a cost of its own that is learned at first."""
+    plain, lengths = streams_seconds(streams, DraftLength(MOST, 0)), DraftLength(MOST)
+    assert streams_seconds(streams, lengths) < 1.05 * plain
+    assert streams_seconds(streams, lengths) < 1.02 * plain
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_any_choice_gives_the_same_text_and_the_same_context(
     target: Target, drafter: Drafter, seed: int, monkeypatch: pytest.MonkeyPatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -28,7 +28,8 @@ def replacing(path: Path, force: bool = False) -> Iterator[TextIO]:
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # not there, as a rule
+            temporary.unlink()
 
 
 def replace_bytes(path: Path, data: bytes) -> None:
@@ -46,7 +47,8 @@ def replace_bytes(path: Path, data: bytes) -> None:
             f"cannot write {path}: {error.strerror or error}; what was there before is kept"
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # not there, as a rule
+            temporary.unlink()
 
 
 def refuse_existing(path: Path, force: bool) -> None:
