@@ -84,3 +84,9 @@ def test_two_files():
     other = results(run=replace(HONEST, target={"name": "other"}), count=10)
     texts = [mark.text for mark in between(results(), other)]
     assert texts == ["The two files have different targets.", "Only 10 of 20 prompts are in both files."]
+
+
+def test_a_mean_that_a_server_states_is_not_passed_off_as_a_count():
+    (mark,) = find_marks(results(measured(rounds=0, emitted_in_rounds=0, stated_acceptance=3.25)))
+    assert mark.kind == "note"
+    assert "3.25 tokens per round as a mean over all that it has served" in mark.text

@@ -233,3 +233,20 @@ def test_matched_interactivity_gives_every_ratio():
         assert point.ratio == pytest.approx(slow_fast / slow_plain)
     assert metrics.matched(fast, [Load(1, 2.0, 2.0)]) == ()
     assert metrics.matched(fast, []) == ()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_run_lengths_from_totals_by_position(seed):
+    """A server that tells totals alone gives the same histogram as rounds one by one."""
+    draw, most = random.Random(seed), 1 + seed % 6
+    kept = [draw.randint(0, most) for _ in range(30)]
+    drafted, tried, accepted = metrics.by_position([(most, one, False) for one in kept], most)
+    totals = replace(
+        measured(),
+        rounds=len(kept),
+        drafted_per_position=drafted,
+        tried_per_position=tried,
+        accepted_per_position=accepted,
+        accepted_runs=(),
+    )
+    assert metrics.run_lengths([totals]) == metrics.run_lengths([replace(totals, accepted_runs=tuple(kept))])

@@ -33,7 +33,9 @@ class Mark:
 
 def find_marks(results: Results) -> tuple[Mark, ...]:
     """All marks of a file, the stops first; each once."""
-    found = dict.fromkeys((*_texts(results), *_prompts(results), *_counts(results), *_conditions(results)))
+    found = dict.fromkeys(
+        (*_texts(results), *_prompts(results), *_counts(results), *_means(results), *_conditions(results))
+    )
     return tuple(sorted(found, key=lambda mark: mark.kind != "stop"))
 
 
@@ -135,6 +137,20 @@ def _counts(results: Results) -> Iterator[Mark]:
                 f"{system} reports more accepted drafts than it can have made: its acceptance is synthetic, "
                 "or counted wrongly.",
             )
+
+
+def _means(results: Results) -> Iterator[Mark]:
+    """Is a figure that of these requests?"""
+    stated: dict[str, float] = {}
+    for item in results.records:
+        if item.measured.stated_acceptance is not None:
+            stated[item.system] = item.measured.stated_acceptance
+    for system, mean in stated.items():
+        yield Mark(
+            "note",
+            f"{system} counts no rounds of a request; it states {mean:.2f} tokens per round as a mean over "
+            "all that it has served, so that figure is not one of these texts and has no interval.",
+        )
 
 
 def _conditions(results: Results) -> Iterator[Mark]:

@@ -138,10 +138,21 @@ def by_position(
     return tuple(drafted), tuple(tried), tuple(accepted)
 
 
+def stated_acceptance(measured: Sequence[Measured]) -> float | None:
+    """The last mean that a server stated; None where it did not. Not a figure of these requests alone."""
+    said = [item.stated_acceptance for item in measured if item.stated_acceptance is not None]
+    return said[-1] if said else None
+
+
 def run_lengths(measured: Sequence[Measured]) -> dict[int, int]:
-    """In how many rounds so many drafts were kept, ascending."""
-    counts = Counter(run for item in measured for run in item.accepted_runs)
-    return dict(sorted(counts.items()))
+    """In how many rounds so many drafts were kept, ascending; from totals by position where need be."""
+    counts: Counter[int] = Counter()
+    for item in measured:
+        counts.update(item.accepted_runs)
+        if not item.accepted_runs and item.accepted_per_position:
+            reached = (item.rounds, *item.accepted_per_position, 0)
+            counts.update({place: reached[place] - reached[place + 1] for place in range(len(reached) - 1)})
+    return {length: count for length, count in sorted(counts.items()) if count}
 
 
 def decode_rate(measured: Sequence[Measured]) -> float:
