@@ -125,7 +125,7 @@ class Record:
         prompt_tokens: length of the prompt.
         prompt_hash: of its token ids.
         template_hash: of the chat template that made them.
-        warm: the system had answered before in this process.
+        warm: the system had answered before, in this process: its warm-up, or another request.
         divergence: from the reference system's text; None where equal, or not comparable.
         marks: what a reader must know about this request.
         measured: what it came to.
