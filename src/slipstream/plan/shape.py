@@ -152,7 +152,7 @@ def _attention(config: Mapping[str, Any], family: str) -> tuple[int, int, int, i
 
 
 def _latent(config: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): weights, queries, what is kept.
+    """Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): weights, queries, what is kept.
 
     Kept per token are the latent and a key for the positions. In decoding the up-projections are absorbed:
     each head's query meets both, its shares the latent alone, so queries count as their mean width.
