@@ -233,3 +233,47 @@ def test_matched_interactivity_gives_every_ratio():
         assert point.ratio == pytest.approx(slow_fast / slow_plain)
     assert metrics.matched(fast, [Load(1, 2.0, 2.0)]) == ()
     assert metrics.matched(fast, []) == ()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_run_lengths_from_totals_by_position(seed):
+    """A server that tells totals alone gives the same histogram as rounds one by one."""
+    draw, most = random.Random(seed), 1 + seed % 6
+    kept = [draw.randint(0, most) for _ in range(30)]
+    drafted, tried, accepted = metrics.by_position([(most, one, False) for one in kept], most)
+    totals = replace(
+        measured(),
+        rounds=len(kept),
+        drafted_per_position=drafted,
+        tried_per_position=tried,
+        accepted_per_position=accepted,
+        accepted_runs=(),
+    )
+    assert metrics.run_lengths([totals]) == metrics.run_lengths([replace(totals, accepted_runs=tuple(kept))])
+
+
+def test_a_slow_start_is_twice_as_dear_as_anything_later():
+    even = [measured(tokens=9, ttft=0.5, decode=2.0) for _ in range(8)]
+    for factor, found in ((1.9, 0), (2.1, 1)):
+        first = replace(even[0], total_s=even[0].total_s * factor)
+        assert metrics.slow_start([first, *even[1:]], even) == found
+        assert metrics.slow_start(even, [first, *even[1:]]) == 0, "the other one was slow"
+    slow = replace(even[0], total_s=100.0)
+    assert metrics.slow_start([slow, slow, *even[2:]], even) == 2
+    assert metrics.slow_start([slow, *even[1:5]], even[:5]) == 0, "too few later ones"
+    assert metrics.slow_start([even[0], slow, *even[2:]], even) == 0, "a stall in the middle"
+    assert metrics.slow_start([slow, *even[1:]], [slow, *even[1:]]) == 0, "a harder prompt, for both"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_acceptance_that_differs_by_prompt_is_no_slow_start(seed):
+    """A prompt on which nothing is kept costs six times as much per token as others, but not per round."""
+    draw = random.Random(seed)
+    plain, drafted = [], []
+    for number in range(8):
+        kept = 0 if number == 0 else 5
+        rounds = 60 // (kept + 1)
+        spent = (rounds + 1) * 0.03 * draw.uniform(0.9, 1.1)
+        plain.append(replace(measured(tokens=61), rounds=60, total_s=61 * 0.02))
+        drafted.append(replace(measured(tokens=61), rounds=rounds, total_s=spent))
+    assert metrics.slow_start(drafted, plain) == 0

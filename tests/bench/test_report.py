@@ -196,3 +196,23 @@ def test_the_command(tmp_path, capsys):
     assert cli([*words, "--force", "--json"]) == 0
     assert '"verdict"' in capsys.readouterr().out
     assert cli(["report", str(tmp_path / "nowhere.jsonl")]) == 1
+
+
+def test_what_a_server_does_not_tell_is_left_empty():
+    """One that counts rounds alone, and one that states a mean: neither has drafts per round, nor weights."""
+    server = Side("url:x", "url", False, "at x")
+    base = [one("plain", "code", number) for number in range(20)]
+    for counts, words in (
+        ({"rounds": 16, "emitted_in_rounds": 32}, "2.00 (2.00-2.00)"),
+        ({"stated_acceptance": 2.25}, "stated 2.2"),
+    ):
+        asked = [
+            replace(item, system="url:x", measured=replace(item.measured, **counts, spans=()))
+            for item in base
+        ]
+        made = Results((replace(HONEST, sides=(SIDES[0], server)),), (*base, *asked))
+        page = html(made, summarise(made))
+        assert words in page
+        assert "0.0</td>" not in page
+        assert "not known" in page
+        assert words.split(" (")[0] in to_markdown(made, summarise(made))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from slipstream.api import load
+from slipstream.bench import sweep
 from slipstream.bench.command import Wanted, run_bench
 from slipstream.bench.prompts import looks_random
 from slipstream.bench.records import read_results
@@ -154,6 +155,44 @@ def test_several_users(session, tmp_path, prompts, rate):
     assert [load.concurrency for load in summary.curves[0].loads] == [1, 2, 3]
     bench(session, out, prompts, systems=names, concurrency="1,2,3", rate=rate)
     assert len(read_results(out).records) == len(records), "nothing is measured twice"
+
+
+def test_without_a_warm_up_the_first_request_of_each_is_cold(session, tmp_path, prompts):
+    summary, _ = bench(session, tmp_path / "out.jsonl", prompts, warm_up=False)
+    records = read_results(tmp_path / "out.jsonl").records
+    assert [record.warm for record in records] == [False] * 2 + [True] * 6
+    assert any("plain answered without" in mark.text for mark in summary.marks if mark.kind == "stop")
+
+
+def test_the_warm_up_is_as_long_as_the_longest_prompt(session, tmp_path, monkeypatch):
+    asked, real = [], GenerateSystem.answer
+
+    def answer(self, request, origin):
+        asked.append(request.prompt_ids)
+        return real(self, request, origin)
+
+    monkeypatch.setattr(GenerateSystem, "answer", answer)
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"prompt": "b" * 200}))
+    bench(session, tmp_path / "out.jsonl", str(path), systems="plain,transformers")
+    short, long, *measured = asked
+    assert len(long) == max(map(len, measured)) > len(short)
+    assert not {tuple(ids) for ids in measured} & {tuple(short), tuple(long)}
+
+
+def test_a_difference_under_load_is_found_too(session, tmp_path, prompts, monkeypatch):
+    real = sweep.serve
+
+    def other(*arguments):
+        return [replace(one, token_ids=(5, *one.token_ids[1:])) for one in real(*arguments)]
+
+    monkeypatch.setattr(sweep, "serve", other)
+    summary, _ = bench(session, tmp_path / "out.jsonl", prompts, concurrency="2")
+    records = read_results(tmp_path / "out.jsonl").records
+    assert all(r.divergence is None for r in records if r.concurrency == 1)
+    assert {r.divergence.position for r in records if r.concurrency == 2} == {0}
+    (stop,) = [mark for mark in summary.marks if mark.kind == "stop" and "of drafted differ" in mark.text]
+    assert "4 of 8 texts of drafted" in stop.text
 
 
 def test_a_difference_is_found_and_explained(session, tmp_path, prompts, monkeypatch):

@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma3TextConfig,
     GptOssConfig,
     LlamaConfig,
@@ -26,8 +28,8 @@ from transformers import (
 
 from slipstream.core.errors import InputError
 from slipstream.model import DraftConfig, Drafter
-from slipstream.plan import described_drafter, read_drafter_shape, read_shape
-from slipstream.plan.cost import kv_bytes
+from slipstream.plan import Setting, described_drafter, find_card, read_drafter_shape, read_shape
+from slipstream.plan.cost import cache_bytes, kv_bytes
 from slipstream.plan.shape import distinct_experts
 from slipstream.testing import tiny_target
 
@@ -48,6 +50,22 @@ RECURRENT = {
     "linear_value_head_dim": 12,
     "linear_conv_kernel_dim": 3,
 }
+LATENT = {
+    **{key: value for key, value in SIZES.items() if key not in ("head_dim", "num_key_value_heads")},
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "tie_word_embeddings": False,
+}
 SHARED = {**EXPERTS, **RECURRENT, "shared_expert_intermediate_size": 24}
 CONFIGS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SIZES, tie_word_embeddings=False),
@@ -65,6 +83,9 @@ CONFIGS: dict[str, PretrainedConfig] = {
     ),
     "qwen 3.5": Qwen3_5TextConfig(**SIZES, **RECURRENT, tie_word_embeddings=True),
     "qwen 3.5 experts": Qwen3_5MoeTextConfig(**SIZES, **SHARED, tie_word_embeddings=False),
+    "deepseek 2, lite": DeepseekV2Config(**LATENT, q_lora_rank=None),
+    "deepseek 3": DeepseekV3Config(**LATENT, q_lora_rank=28),
+    "deepseek 3 with biases": DeepseekV3Config(**LATENT, q_lora_rank=28, attention_bias=True),
     "qwen 3 next": Qwen3NextConfig(**SIZES, **SHARED, tie_word_embeddings=False),
 }
 
@@ -103,6 +124,76 @@ def test_recurrent_layers_keep_a_state_instead_of_keys(name: str) -> None:
     assert kv_bytes(shape, 0) == 3 * 4 * shape.layers[0].state
 
 
+# The values of the published config.json that count.
+DEEPSEEK_V3: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "n_shared_experts": 1,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "moe_layer_freq": 1,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "tie_word_embeddings": False,
+    "quantization_config": {"quant_method": "fp8"},
+}
+KIMI_K2 = DEEPSEEK_V3 | {
+    "vocab_size": 163840,
+    "num_attention_heads": 64,
+    "n_routed_experts": 384,
+    "first_k_dense_replace": 1,
+}
+
+
+def test_deepseek_v3_by_hand() -> None:
+    """671 billion weights, 37 of them for one token, 576 numbers of cache per token and layer."""
+    shape = read_shape(DEEPSEEK_V3)
+    queries = 7168 * 1536 + 1536 + 1536 * 128 * 192
+    latents = 7168 * 576 + 512 + 512 * 128 * 256
+    attention, norms = queries + latents + 128 * 128 * 7168, 2 * 7168
+    dense, expert, router = 3 * 7168 * 18432, 3 * 7168 * 2048, 7168 * 256
+    body = 61 * (attention + norms) + 3 * dense + 58 * (router + 257 * expert)
+    assert shape.parameters == body + 2 * 129280 * 7168 + 7168 == pytest.approx(671.0e9, rel=1e-3)
+    assert shape.active == pytest.approx(37e9, rel=0.02)
+    assert {layer.kv for layer in shape.layers} == {576}
+    assert kv_bytes(shape, 1000) == 1000 * 61 * 576 * 2
+    assert [layer.experts for layer in shape.layers[:4]] == [0, 0, 0, 256]
+    # Scores over 576 numbers and values over 512, two operations each, per head.
+    assert {4 * layer.queries for layer in shape.layers} == {128 * 2 * (576 + 512)}
+    assert shape.bits == 8.0
+
+
+def test_kimi_k2_by_hand() -> None:
+    """A trillion weights, 32 billion of them for one token."""
+    shape = read_shape(KIMI_K2)
+    assert shape.parameters == pytest.approx(1.03e12, rel=0.01)
+    assert shape.active == pytest.approx(32.6e9, rel=0.03)
+
+
+def test_every_card_keeps_all_of_a_latent() -> None:
+    shape = read_shape(DEEPSEEK_V3)
+    one, eight = (Setting(find_card("H200"), cards, context=500) for cards in (1, 8))
+    assert cache_bytes(shape, one) == kv_bytes(shape, 500)
+    assert cache_bytes(shape, eight) == 8 * kv_bytes(shape, 500)
+    qwen = read_shape(CONFIGS["qwen3"].to_dict())
+    assert cache_bytes(qwen, eight) == kv_bytes(qwen, 500)
+
+
+def test_a_drafter_of_a_latent_target_has_plain_attention() -> None:
+    described, _ = described_drafter(read_shape(DEEPSEEK_V3), 5)
+    assert {(layer.latent, layer.kv, layer.experts) for layer in described.layers} == {(False, 1792, 0)}
+
+
 def test_a_drafter_of_a_hybrid_has_plain_attention() -> None:
     described, _ = described_drafter(read_shape(CONFIGS["qwen 3.5"].to_dict()), 2)
     assert {layer.attention for layer in described.layers} == {48 * (96 + 2 * 32) + 96 * 48}
@@ -136,7 +227,8 @@ def test_published_models_have_their_published_size(name: str) -> None:
         ({"hidden_size": None}, "hidden_size must be a whole number"),
         ({"layer_types": ["linear_attention"] * 4}, "linear_attention"),
         ({"layer_types": ["full_attention"] * 3}, "4 layers but names 3"),
-        ({"kv_lora_rank": 512}, "latent attention"),
+        ({"kv_lora_rank": 512}, "qk_rope_head_dim must be a whole number"),
+        ({"kv_lora_rank": 512, "index_topk": 2048}, "indexer"),
         ({"num_local_experts": 4}, "says not how many"),
     ],
 )

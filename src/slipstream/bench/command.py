@@ -88,8 +88,9 @@ def run_bench(
     held = bench.open(_run(session, systems, sampling, wanted, options, marks), force)
     if held:
         say(f"{out} holds {held} requests already; going on")
-    say("warming up")
-    bench.warm_up()
+    if options.warm_up:
+        say("warming up")
+        bench.warm_up()
     bench.measure(progress)
     if options.users:
         left_out = sweep(bench, progress)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from slipstream.bench.metrics import paired, slow_start
 from slipstream.bench.records import Record, Results
 from slipstream.bench.run import RANDOM_PROMPT
 
@@ -33,7 +34,16 @@ class Mark:
 
 def find_marks(results: Results) -> tuple[Mark, ...]:
     """All marks of a file, the stops first; each once."""
-    found = dict.fromkeys((*_texts(results), *_prompts(results), *_counts(results), *_conditions(results)))
+    found = dict.fromkeys(
+        (
+            *_texts(results),
+            *_prompts(results),
+            *_counts(results),
+            *_means(results),
+            *_cold(results),
+            *_conditions(results),
+        )
+    )
     return tuple(sorted(found, key=lambda mark: mark.kind != "stop"))
 
 
@@ -137,6 +147,50 @@ def _counts(results: Results) -> Iterator[Mark]:
             )
 
 
+def _means(results: Results) -> Iterator[Mark]:
+    """Is a figure that of these requests?"""
+    stated: dict[str, float] = {}
+    for item in results.records:
+        if item.measured.stated_acceptance is not None:
+            stated[item.system] = item.measured.stated_acceptance
+    for system, mean in stated.items():
+        yield Mark(
+            "note",
+            f"{system} counts no rounds of a request; it states {mean:.2f} tokens per round as a mean over "
+            "all that it has served, so that figure is not one of these texts and has no interval.",
+        )
+
+
+def _cold(results: Results) -> Iterator[Mark]:
+    """Was everybody warm? By what was recorded, and by requests that took longer than all later ones."""
+    cold = sorted({item.system for item in results.records if not item.warm})
+    if cold:
+        yield Mark(
+            "stop",
+            f"{', '.join(cold)} answered without a warm-up: what is done once, such as compiling and "
+            "capturing graphs, is in the times of the first requests.",
+        )
+    alone = [item for item in results.records if item.concurrency == 1]
+    names = list(dict.fromkeys(item.system for item in alone))
+    for system in names:
+        other = names[0] if system != names[0] else names[-1]
+        if system in cold or other == system:
+            continue
+        for workload in dict.fromkeys(item.workload for item in alone):
+            one, base = (
+                [item for item in alone if (item.system, item.workload) == (name, workload)]
+                for name in (system, other)
+            )
+            pairs = paired(one, base)
+            count = slow_start([a for _, a, _ in pairs], [b for _, _, b in pairs])
+            if count:
+                yield Mark(
+                    "stop",
+                    f"{system} took at least twice as long for its first {count} of {len(pairs)} requests of "
+                    f"{workload} as for any later one, and {other} did not: it was cold. Measure again.",
+                )
+
+
 def _conditions(results: Results) -> Iterator[Mark]:
     """Was it fair?"""
     for run in results.runs:
@@ -148,9 +202,6 @@ def _conditions(results: Results) -> Iterator[Mark]:
             )
         if int(run.sampling.get("max_tokens", SHORT_TEXT)) < SHORT_TEXT:
             yield Mark("note", f"Texts are cut at {run.sampling['max_tokens']} tokens: hardly begun.")
-    cold = sorted({item.system for item in results.records if not item.warm})
-    if cold:
-        yield Mark("stop", f"{', '.join(cold)} paid for its first call here, and the others did not.")
     cached = Counter(item.system for item in results.records if item.measured.cached_tokens)
     for system, count in cached.items():
         yield Mark(

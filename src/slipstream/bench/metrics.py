@@ -17,6 +17,10 @@ import numpy as np
 from slipstream.bench.records import Measured, Record
 
 RESAMPLES: Final = 2000
+#: A slow start: at most so many requests, so many times dearer than any of at least so many later ones.
+_HEAD: Final = 3
+_DEARER: Final = 2.0
+_LATER: Final = 5
 #: Of the intervals.
 CONFIDENCE: Final = 0.95
 
@@ -138,10 +142,21 @@ def by_position(
     return tuple(drafted), tuple(tried), tuple(accepted)
 
 
+def stated_acceptance(measured: Sequence[Measured]) -> float | None:
+    """The last mean that a server stated; None where it did not. Not a figure of these requests alone."""
+    said = [item.stated_acceptance for item in measured if item.stated_acceptance is not None]
+    return said[-1] if said else None
+
+
 def run_lengths(measured: Sequence[Measured]) -> dict[int, int]:
-    """In how many rounds so many drafts were kept, ascending."""
-    counts = Counter(run for item in measured for run in item.accepted_runs)
-    return dict(sorted(counts.items()))
+    """In how many rounds so many drafts were kept, ascending; from totals by position where need be."""
+    counts: Counter[int] = Counter()
+    for item in measured:
+        counts.update(item.accepted_runs)
+        if not item.accepted_runs and item.accepted_per_position:
+            reached = (item.rounds, *item.accepted_per_position, 0)
+            counts.update({place: reached[place] - reached[place + 1] for place in range(len(reached) - 1)})
+    return {length: count for length, count in sorted(counts.items()) if count}
 
 
 def decode_rate(measured: Sequence[Measured]) -> float:
@@ -167,6 +182,35 @@ def time_per_token(measured: Measured) -> float | None:
 def percentile(values: Sequence[float], share: float) -> float:
     """The value below which a share of them lies, on the line between neighbours; 0.0 of none."""
     return float(np.quantile(np.asarray(values, dtype=float), share)) if values else 0.0
+
+
+def slow_start(one: Sequence[Measured], other: Sequence[Measured]) -> int:
+    """How many of a system's first requests it paid for something once, such as compiling: 0 for none.
+
+    Their times per token and per round, as ratios to those of another system for the same requests, were each
+    at least twice the greatest of all later requests. Ratios cancel how hard a prompt is.
+
+    Args:
+        one: requests in the order in which they were made.
+        other: the same requests by the other system.
+    """
+    per_token = [_cost(a, a.tokens) / _cost(b, b.tokens) for a, b in zip(one, other, strict=True)]
+    per_round = [_cost(a, _steps(a)) / _cost(b, _steps(b)) for a, b in zip(one, other, strict=True)]
+    for count in range(_HEAD, 0, -1):
+        if len(one) - count >= _LATER and all(
+            min(costs[:count]) >= _DEARER * max(costs[count:]) for costs in (per_token, per_round)
+        ):
+            return count
+    return 0
+
+
+def _steps(measured: Measured) -> int:
+    """Passes of the target that a text took; its tokens where they are not known."""
+    return measured.rounds + 1 if measured.rounds else measured.tokens
+
+
+def _cost(measured: Measured, count: int) -> float:
+    return max(measured.total_s, 1e-9) / max(count, 1)
 
 
 def paired(

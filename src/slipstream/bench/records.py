@@ -75,6 +75,8 @@ class Measured:
         peak_memory_bytes: of the device, or of the process on a CPU; 0 where it is not known.
         past_end: tokens that were counted or sent after the end of the text.
         cached_tokens: of the prompt that a server had read before.
+        stated_acceptance: tokens per round as a server states them that counts nothing, a mean over all that
+            it has served; None otherwise.
     """
 
     token_ids: tuple[int, ...]
@@ -96,6 +98,7 @@ class Measured:
     peak_memory_bytes: int = 0
     past_end: int = 0
     cached_tokens: int = 0
+    stated_acceptance: float | None = None
 
     @property
     def tokens(self) -> int:
@@ -122,7 +125,7 @@ class Record:
         prompt_tokens: length of the prompt.
         prompt_hash: of its token ids.
         template_hash: of the chat template that made them.
-        warm: the system had answered before in this process.
+        warm: the system had answered before, in this process: its warm-up, or another request.
         divergence: from the reference system's text; None where equal, or not comparable.
         marks: what a reader must know about this request.
         measured: what it came to.

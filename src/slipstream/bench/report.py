@@ -183,6 +183,7 @@ def _render(
         },
         pictures=pictures,
         example=example(results),
+        warm=all(item.warm for item in results.records),
         changes=changes(results, against) if against is not None else [],
         against=against,
         shade=colours(summary),

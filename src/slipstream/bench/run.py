@@ -90,6 +90,7 @@ class Bench:
         self.template_hash = digest("raw" if plan.raw else str(template))
         self.records: dict[RecordKey, Record] = {}
         self._random: dict[str, bool] = {}
+        self._warm: set[str] = set()
 
     def open(self, run: Run, force: bool = False) -> int:
         """Begin a file, or go on with one.
@@ -115,12 +116,20 @@ class Bench:
         return len(self.records)
 
     def warm_up(self) -> None:
-        """Every system answers once, a prompt that is in no workload, so that none pays for first times."""
+        """Every system answers two prompts that are in no workload, so that none pays for first times.
+
+        One is short, one as long as the longest first turn, as kernels and graphs depend on lengths.
+        """
         short = self.plan.sampling.at_most(WARM_UP_TOKENS)
         tokenizer = self.session.target.tokenizer
         ids = [1, 2, 3] if tokenizer is None else list(tokenizer(_WARM_UP)["input_ids"])
+        longest = max((len(self.request(task, 0, ()).prompt_ids) for task in self.plan.tasks), default=0)
         for system in self.systems:
             system.answer(Request(ids, short), self.origin)
+            if longest > len(ids):
+                long = (ids * (longest // len(ids) + 1))[:longest]
+                system.answer(Request(long, short), self.origin)
+            self._warm.add(system.side.name)
 
     def measure(self, progress: Progress) -> None:
         """All requests that the file does not hold yet, alone."""
@@ -176,6 +185,7 @@ class Bench:
             prompt_hash=digest_ids(request.prompt_ids),
             template_hash="ids" if task.prompt_ids else self.template_hash,
             measured=measured,
+            warm=system.side.name in self._warm,
             marks=self.marks(task, request),
         )
 
@@ -202,6 +212,7 @@ class Bench:
                 continue
             measured = system.answer(request, self.origin)
             new[system.side.name] = self.record(system, task, turn, repeat, request, measured)
+            self._warm.add(system.side.name)
         first = new[self.systems[0].side.name]
         fresh = []
         for system in self.systems:

@@ -25,6 +25,7 @@ class Row:
         tokens: emitted.
         acceptance: micro acceptance length; None where rounds are not known or there are no drafts.
         acceptance_macro: mean over requests.
+        acceptance_stated: what a server that counts nothing said last, a mean over all that it has served.
         decode_tokens_per_s: decoding only.
         total_tokens_per_s: from the request on.
         decode_speedup: over the reference, decoding only; None for the reference.
@@ -50,6 +51,7 @@ class Row:
     tokens: int
     acceptance: Interval | None
     acceptance_macro: float | None
+    acceptance_stated: float | None
     decode_tokens_per_s: float
     total_tokens_per_s: float
     decode_speedup: Interval | None
@@ -67,6 +69,13 @@ class Row:
     ties: int
     different: int
     peak_memory_bytes: int
+
+    @property
+    def length_words(self) -> str:
+        """Tokens per round in a table; what a server only states is not shown as if it were counted."""
+        if self.acceptance is not None:
+            return f"{self.acceptance.value:.2f}"
+        return "" if self.acceptance_stated is None else f"stated {self.acceptance_stated:.1f}"
 
 
 @dataclass(frozen=True)
@@ -167,6 +176,7 @@ def _row(side: Side, workload: str, own: Sequence[Record], base: Sequence[Record
         tokens=sum(item.tokens for item in measured),
         acceptance=metrics.acceptance_interval(own) if drafting else None,
         acceptance_macro=metrics.macro_acceptance(measured) if drafting else None,
+        acceptance_stated=None if rounds else metrics.stated_acceptance(measured),
         decode_tokens_per_s=metrics.decode_rate(measured),
         total_tokens_per_s=metrics.total_rate(measured),
         decode_speedup=metrics.decode_speedup(pairs) if pairs else None,

@@ -73,16 +73,19 @@ def _load(bench: Bench, system: OwnSystem | ServerSystem, users: int, jobs: Sequ
         measured = serve(system, requests, users, due, bench.origin)
     else:
         measured = ask(system, requests, users, due, bench.origin)
-    bench.keep(
-        [
+    records = []
+    for job, one in zip(jobs, measured, strict=True):
+        # The text of the reference alone is the text under load, too.
+        key = (bench.systems[0].side.name, job.task.workload, job.task.name, 0, 0, 1, 0.0)
+        records.append(
             replace(
                 bench.record(system, job.task, 0, job.repeat, job.request, one),
                 concurrency=users,
                 rate=bench.plan.rate,
+                divergence=bench.divergence(system, job.request, one, bench.records[key].measured.token_ids),
             )
-            for job, one in zip(jobs, measured, strict=True)
-        ]
-    )
+        )
+    bench.keep(records)
 
 
 def _due(count: int, rate: float, seed: int) -> list[float] | None:
@@ -141,6 +144,9 @@ def ask(
     system: ServerSystem, requests: Sequence[Request], users: int, due: Sequence[float] | None, origin: float
 ) -> list[Measured]:
     """Requests to a server, by so many users at a time (closed load) or as they come (open load)."""
+    short = [replace(item, sampling=item.sampling.at_most(WARM_UP_TOKENS)) for item in requests[:users]]
+    with ThreadPoolExecutor(users) as pool:  # as our own engine is warmed with so many at once
+        list(pool.map(lambda item: system.answer(item, origin, alone=False), short))
     begun = time.perf_counter()
 
     def one(number: int) -> Measured:

@@ -114,8 +114,7 @@ def _print(summary: Summary, out: Path) -> None:
                 "" if one is None else f"{one.value:.2f} ({one.low:.2f}-{one.high:.2f})"
                 for one in (row.decode_speedup, row.total_speedup)
             ]
-            length = "" if row.acceptance is None else f"{row.acceptance.value:.2f}"
-            table.add_row(workload, side.name, f"{row.decode_tokens_per_s:.1f}", *speeds, length)
+            table.add_row(workload, side.name, f"{row.decode_tokens_per_s:.1f}", *speeds, row.length_words)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     console.print(table, markup=False)
     for mark in summary.marks:

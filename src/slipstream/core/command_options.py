@@ -122,6 +122,8 @@ class BenchOptions:
         rate: for users above 1, requests per second that arrive by chance (open load); 0 lets every user
             ask again as soon as they have their answer (closed load).
         seed: of orders and arrivals.
+        warm_up: every system first answers prompts of no workload, a short one and one as long as the
+            longest; without it first calls are measured, and marked.
     """
 
     workload: str = "chat,reasoning,code"
@@ -131,6 +133,7 @@ class BenchOptions:
     concurrency: str = "1"
     rate: float = 0.0
     seed: int = 0
+    warm_up: bool = True
 
     def __post_init__(self) -> None:
         """Refuse values outside their range.

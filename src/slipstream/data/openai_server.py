@@ -29,13 +29,21 @@ class OpenAIServer:
         self.root = url.rstrip("/").removesuffix("/v1")
         self._key = api_key
 
-    def first_model(self) -> str:
-        """The first model that the server lists.
+    def models(self) -> list[dict[str, Any]]:
+        """What the server lists: each model with its `id`.
 
         Raises:
-            InputError: no server answers there.
+            InputError: no server answers there, or it lists none.
         """
-        return str(self.call("/v1/models")["data"][0]["id"])
+        found = self.call("/v1/models")
+        listed = found.get("data") if isinstance(found, dict) else None
+        if not listed or not all(isinstance(one, dict) and "id" in one for one in listed):
+            raise InputError(f"{self.root}/v1/models lists no model")
+        return list(listed)
+
+    def first_model(self) -> str:
+        """The first model that the server lists; errors as for `models`."""
+        return str(self.models()[0]["id"])
 
     def call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The JSON of an answer.

@@ -108,7 +108,7 @@ def target_pass(shape: Shape, setting: Setting, rows: int, tokens: int) -> Pass:
     """A pass of the target over `tokens` tokens in each of so many rows, the head on every one."""
     every = rows * tokens
     read = _head_bytes(shape) + sum(_layer_bytes(shape, layer, setting, every) for layer in shape.layers)
-    read += rows * sum(_kv_bytes(layer, setting.context) for layer in shape.layers)
+    read += rows * cache_bytes(shape, setting)
     # Each token's queries meet the context's keys, and their shares its values.
     attended = sum(_seen(layer, setting.context) * layer.queries for layer in shape.layers)
     flops = every * (2.0 * shape.active + 4.0 * attended)
@@ -129,7 +129,7 @@ def draft_pass(drafter: Shape, fused: int, setting: Setting, rows: int, tokens: 
     every = rows * tokens
     body = sum(layer.attention + layer.dense for layer in drafter.layers)
     read = (body + fused) * _BF16 / 8 + _head_bytes(drafter)
-    read += rows * sum(_kv_bytes(layer, setting.context) for layer in drafter.layers)
+    read += rows * cache_bytes(drafter, setting)
     flops = 2.0 * (body + fused + drafter.head) * every
     return _timed(read, flops, drafter.width, len(drafter.layers), every, setting)
 
@@ -147,6 +147,13 @@ def weights_bytes(shape: Shape, setting: Setting) -> float:
 def kv_bytes(shape: Shape, context: int) -> float:
     """Keys and values of one row."""
     return sum(_kv_bytes(layer, context) for layer in shape.layers)
+
+
+def cache_bytes(shape: Shape, setting: Setting) -> float:
+    """The same over all cards: a latent cannot be split by heads, so each card has a copy."""
+    return sum(
+        _kv_bytes(layer, setting.context) * (setting.cards if layer.latent else 1) for layer in shape.layers
+    )
 
 
 def _timed(

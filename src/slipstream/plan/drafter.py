@@ -59,6 +59,8 @@ def described_drafter(target: Shape, layers: int, taps: int = 5) -> tuple[Shape,
         raise InputError(f"{target.name} has no layer with attention that a drafter could be shaped after")
     # Experts become one MLP three times as wide as the states, as published drafters of such targets have.
     dense = 3 * target.width * 3 * target.width if model.experts else model.dense
+    if model.latent:  # published drafters of such targets have plain attention, of as many keys as this
+        model = replace(model, queries=target.width, kv=target.width // 4, latent=False)
     # Without an output gate: queries, keys and values, and what joins them again.
     attention = target.width * (2 * model.queries + model.kv)
     layer = replace(model, attention=attention, dense=dense, expert=0, experts=0, per_token=0, window=None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slipstream.core.errors import InputError
 from slipstream.plan.acceptance import length
-from slipstream.plan.cost import Setting, draft_pass, kv_bytes, target_pass, weights_bytes
+from slipstream.plan.cost import Setting, cache_bytes, draft_pass, target_pass, weights_bytes
 from slipstream.plan.shape import Shape
 
 _GIB = 1024**3
@@ -137,7 +137,7 @@ def row(pair: Pair, setting: Setting, concurrency: int, block_size: int) -> Row:
 
 def _memory_gib(pair: Pair, setting: Setting, concurrency: int) -> float:
     body = sum(layer.attention + layer.dense for layer in pair.drafter.layers) + pair.fused
-    caches = kv_bytes(pair.target, setting.context) + kv_bytes(pair.drafter, setting.context)
+    caches = cache_bytes(pair.target, setting) + cache_bytes(pair.drafter, setting)
     every = weights_bytes(pair.target, setting) + 2 * body + concurrency * caches
     return every / setting.cards / _GIB
 

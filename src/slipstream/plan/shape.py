@@ -1,7 +1,7 @@
 """How many weights a model has, which of them a pass reads, and what it keeps per token: from its config.
 
 Not a loader: nothing but `config.json` is read. Recurrent layers are those of Qwen's hybrids (the gated delta
-rule); other recurrences and latent attention, which this arithmetic does not describe, are refused by name.
+rule); other recurrences, and attention that an indexer chooses, are not described and refused by name.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ _FOUR_NORMS = {"gemma2", "gemma3_text"}
 _QKV_BIAS = {"qwen2", "qwen2_moe"}
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 _RECURRENT = "linear_attention"
+#: Keys of the number of experts.
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Layer:
         kv: keys and values of one token, in numbers.
         window: tokens that are kept; None keeps all.
         state: numbers of a recurrent state per row, whatever the context; 0 for attention.
+        latent: keys and values are one latent that all heads share, so every card keeps and reads all of it.
     """
 
     attention: int
@@ -46,6 +49,7 @@ class Layer:
     kv: int
     window: int | None
     state: int = 0
+    latent: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,8 +102,8 @@ def read_shape(raw: Mapping[str, Any]) -> Shape:
     """
     config = raw.get("text_config", raw)
     family = str(config.get("model_type", raw.get("model_type", "unknown")))
-    if config.get("kv_lora_rank"):
-        raise InputError(f"{family} has latent attention, which the plan does not describe")
+    if config.get("index_topk"):
+        raise InputError(f"{family} attends to what an indexer chooses, which the plan does not describe")
     width, count = _size(config, "hidden_size"), _size(config, "num_hidden_layers")
     kinds = _kinds(config, count, family)
     layers = tuple(_layer(config, family, number, kind) for number, kind in enumerate(kinds))
@@ -123,6 +127,9 @@ def _layer(config: Mapping[str, Any], family: str, number: int, kind: str) -> La
     if kind == _RECURRENT:
         mixing, state = _recurrence(config)
         return Layer(mixing, dense + norms, expert, experts, per_token, 0, 0, None, state)
+    if config.get("kv_lora_rank"):
+        attention, queries, kept = _latent(config)
+        return Layer(attention, dense + norms, expert, experts, per_token, queries, kept, None, latent=True)
     attention, queries, keys, own_norms = _attention(config, family)
     window = config.get("sliding_window") if kind == "sliding_attention" else None
     return Layer(attention, dense + norms + own_norms, expert, experts, per_token, queries, 2 * keys, window)
@@ -144,6 +151,23 @@ def _attention(config: Mapping[str, Any], family: str) -> tuple[int, int, int, i
     return attention, queries, keys, 2 * head_dim if family in _QK_NORMS else 0
 
 
+def _latent(config: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): weights, queries, what is kept.
+
+    Kept per token are the latent and a key for the positions. In decoding the up-projections are absorbed:
+    each head's query meets both, its shares the latent alone, so queries count as their mean width.
+    """
+    width, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+    latent, turned = _size(config, "kv_lora_rank"), _size(config, "qk_rope_head_dim")
+    plain, value = _size(config, "qk_nope_head_dim"), _size(config, "v_head_dim")
+    asked, inner = heads * (plain + turned), int(config.get("q_lora_rank") or 0)
+    weights = width * inner + inner + inner * asked if inner else width * asked
+    weights += width * (latent + turned) + latent + latent * heads * (plain + value) + heads * value * width
+    if config.get("attention_bias"):
+        weights += inner + latent + turned + width
+    return weights, heads * (2 * latent + turned) // 2, latent + turned
+
+
 def _recurrence(config: Mapping[str, Any]) -> tuple[int, int]:
     """Weights of a gated delta-rule layer (Yang et al., arXiv 2412.06464) and numbers of its state per row.
 
@@ -163,9 +187,8 @@ def _recurrence(config: Mapping[str, Any]) -> tuple[int, int]:
 def _mlp(config: Mapping[str, Any], family: str, number: int) -> tuple[int, int, int, int]:
     """Weights of every token, of an expert, experts, and those of a token."""
     width, inner = _size(config, "hidden_size"), int(config.get("intermediate_size") or 0)
-    experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
-    step, only_dense = int(config.get("decoder_sparse_step") or 1), config.get("mlp_only_layers") or ()
-    if not experts or number in only_dense or (number + 1) % step:
+    experts = int(next(filter(None, (config.get(key) for key in _EXPERTS)), 0))
+    if not experts or _is_dense(config, number):
         return 3 * width * inner + (2 * inner + width if config.get("mlp_bias") else 0), 0, 0, 0
     per_token = int(config.get("num_experts_per_tok") or config.get("experts_per_token") or 0)
     if not 0 < per_token <= experts:
@@ -176,7 +199,15 @@ def _mlp(config: Mapping[str, Any], family: str, number: int) -> tuple[int, int,
         expert, router = expert + 2 * own + width, router + experts
     shared = int(config.get("shared_expert_intermediate_size") or 0)
     gate = width if shared else 0
+    shared += own * int(config.get("n_shared_experts") or 0)
     return router + 3 * width * shared + gate, expert, experts, per_token
+
+
+def _is_dense(config: Mapping[str, Any], number: int) -> bool:
+    """Whether a layer of a model with experts has none: each family says so in its own way."""
+    step, only_dense = int(config.get("decoder_sparse_step") or 1), config.get("mlp_only_layers") or ()
+    every, first = int(config.get("moe_layer_freq") or 1), int(config.get("first_k_dense_replace") or 0)
+    return bool(number in only_dense or (number + 1) % step or number < first or number % every)
 
 
 def _kinds(config: Mapping[str, Any], count: int, family: str) -> list[str]:

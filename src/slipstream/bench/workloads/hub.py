@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from slipstream.core.errors import InputError
@@ -31,6 +32,8 @@ class HubSet:
     ask: str = ""
 
 
+#: In place of the prompts that SPEED-Bench may not pass on; more than half of its rows are such.
+WITHHELD: Final = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 _SPEC_BENCH = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
 
 HUB: Final[Mapping[str, HubSet]] = {
@@ -45,7 +48,7 @@ HUB: Final[Mapping[str, HubSet]] = {
 
 
 def hub_turns(name: str, count: int) -> list[tuple[str, ...]]:
-    """User turns of a set's first prompts; 0 takes all.
+    """User turns of a set's first prompts; 0 takes all. Rows without their prompt are passed over.
 
     Raises:
         InputError: it cannot be fetched, or has another form than is known.
@@ -53,7 +56,9 @@ def hub_turns(name: str, count: int) -> list[tuple[str, ...]]:
     """
     known = HUB[name]
     rows = hub_rows(known.place, known.config, known.split, known.data_files)
-    return [_turns(name, known, row) for _, row in zip(range(count or len(rows)), rows, strict=False)]
+    found = (_turns(name, known, row) for row in rows)
+    held = (turns for turns in found if not any(WITHHELD in turn for turn in turns))
+    return list(islice(held, count or None))
 
 
 def _turns(name: str, known: HubSet, row: Mapping[str, Any]) -> tuple[str, ...]:
