@@ -197,8 +197,11 @@ def test_every_check_passes_on_captured_rounds(
 
     monkeypatch.setattr("slipstream.decode.engine.graphs_of", all_taped)
     report = check(target, DraftProposer(target, drafter), [request(temperature=t) for t in (0.0, 0.8)])
-    assert report.exact and report.ties == 0
-    assert len(made) == 3 and all(one.report.replayed for one in made)
+    assert report.exact
+    assert report.ties == 0
+    assert report.graphs.startswith("CUDA graphs: ")
+    assert len(made) == 3
+    assert all(one.report.replayed for one in made)
 
 
 # What is captured can be captured: the same operations, shapes and addresses whatever the rows hold.

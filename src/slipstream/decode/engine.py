@@ -158,7 +158,9 @@ class Engine:
             self._cache = self.target.new_cache(rows, slots)
         self._rows = Rows(
             *(self.target, self.proposer, self.options, self.block_size),
-            *(self._cache, self._draft_length, self._prefixes, self._graphs, self._tracker),
+            *(self._cache, self._draft_length, self._prefixes),
+            graphs=self._graphs,
+            track=self._tracker,
         )
         return self._rows
 

@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -92,15 +92,15 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream: torch.cuda.Stream | None = None
-        self._pool: tuple[int, int] | None = None
+        self._stream: Any = None
+        self._pool: Any = None
 
     def record(self, work: Callable[[], Replayed]) -> tuple[Replayed, Callable[[], None]]:
         """Once for real on the stream of all captures, so that libraries set themselves up; then captured."""
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream()
             if self._stream is None:
-                self._stream = torch.cuda.Stream()
+                self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
             self._stream.wait_stream(current)

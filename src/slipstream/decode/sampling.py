@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,9 +110,11 @@ class RowSettings:
         Args:
             keep: from a name and a tensor to the one that takes its place.
         """
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        return replace(self, **{name: keep(name, value) for name, value in tensors.items()})
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                values[name] = keep(name, value)
+        return replace(self, **values)
 
 
 @dataclass(frozen=True)
