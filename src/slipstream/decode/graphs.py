@@ -361,10 +361,11 @@ def graphs_of(
         block_size: T of the largest block.
         recorder: None takes CUDA's graphs on a CUDA device and captures nothing elsewhere.
     """
-    reason = "turned off" if options.graphs == "off" else target.uncapturable
-    if not reason and recorder is None:
-        if target.device.type != "cuda":
-            reason = f"a {target.device.type} has no CUDA graphs"
-        else:
-            recorder = CudaRecorder(target.device)
-    return Graphs(None if reason else recorder, reason, block_size)
+    if options.graphs == "off":
+        return Graphs(None, "turned off", block_size)
+    if recorder is None and target.device.type != "cuda":
+        return Graphs(None, f"a {target.device.type} has no CUDA graphs", block_size)
+    reason = target.uncapturable
+    if reason:
+        return Graphs(None, reason, block_size)
+    return Graphs(recorder or CudaRecorder(target.device), "", block_size)
