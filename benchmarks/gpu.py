@@ -33,6 +33,7 @@ from slipstream.decode import DraftProposer, Engine
 from slipstream.decode.accept import Proposal
 from slipstream.decode.lossless import check
 from slipstream.model import DraftConfig, Drafter
+from slipstream.tape import TapeRecorder
 from slipstream.target import Target, target_from_model
 
 #: Bytes per second that the memory of a card gives, by a part of its name (data sheets of NVIDIA).
@@ -59,6 +60,13 @@ class Size:
     rows: tuple[int, ...]
 
 
+#: Of requests whose captured rounds are compared with those run as they are.
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0.8},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 0.9, "top_k": 40, "repetition_penalty": 1.2},
+)
 REAL = Size(4096, 36, 151_936, 96, (1, 8, 32))
 DRY = Size(128, 3, 512, 24, (1, 2))
 
@@ -80,6 +88,7 @@ def main() -> None:
     }
     sections: dict[str, Callable[[torch.device, Size], Any]] = {
         "equality": equality,
+        "captured rounds": captured,
         "host copies": host_copies,
         "rounds": rounds,
         "graph of a verify pass": graph,
@@ -113,7 +122,33 @@ def equality(device: torch.device, size: Size) -> Any:
         ]
         report = check(target, DraftProposer(target, drafter), requests)
         verdicts[report.dtype] = {"exact": report.exact, "ties": report.ties, "requests": len(requests)}
+        verdicts[report.dtype]["graphs"] = report.graphs
     return verdicts
+
+
+def captured(device: torch.device, size: Size) -> Any:
+    """Rounds replayed as graphs against the same rounds run as they are: texts, captures, reasons."""
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        target, drafter = models(device, dtype, DRY)
+        requests = [
+            Request((3, 4, 5 + n), SamplingOptions(max_tokens=60, ignore_eos=True, seed=n, **settings))
+            for n, settings in enumerate(SETTINGS)
+        ]
+        for drafts in (0, 3, BLOCK - 1):
+            same, as_they_are = {}, EngineOptions(drafts=drafts, graphs="off")
+            # Without a card a tape stands for the graphs: it replays the operations and none of the Python.
+            recorder = None if device.type == "cuda" else TapeRecorder()
+            one = Engine(target, DraftProposer(target, drafter), EngineOptions(drafts=drafts), recorder)
+            other = Engine(target, DraftProposer(target, drafter), as_they_are)
+            for request, settings in zip(requests, SETTINGS, strict=True):
+                texts = [engine.generate([request])[0].token_ids for engine in (one, other)]
+                same[str(settings)] = texts[0] == texts[1]
+            texts = [[done.token_ids for done in engine.generate(requests)] for engine in (one, other)]
+            same["together"] = texts[0] == texts[1]
+            name = str(dtype).removeprefix("torch.")
+            found[f"{name}, {drafts} drafts"] = {"same": same, "graphs": one.graphs.sentence()}
+    return found
 
 
 def host_copies(device: torch.device, size: Size) -> Any:
@@ -137,7 +172,9 @@ def host_copies(device: torch.device, size: Size) -> Any:
 
 
 def rounds(device: torch.device, size: Size) -> Any:
-    """Plain and drafted rounds of the large target with forced acceptance, beside the memory floor."""
+    """Plain and drafted rounds of the large target with forced acceptance, captured and run as they are,
+    beside the memory floor.
+    """
     target, drafter = models(device, torch.bfloat16, size)
     bandwidth = next((b for name, b in BANDWIDTH.items() if device.type == "cuda" and name in card()), None)
     table = []
@@ -147,19 +184,26 @@ def rounds(device: torch.device, size: Size) -> Any:
             for n in range(rows)
         ]
         plain = Engine(target, None, EngineOptions(max_rows=rows))
+        eager = {"max_rows": rows, "graphs": "off"}
+        plain_eager = Engine(target, None, EngineOptions(**eager))
         texts = [done.token_ids for done in plain.generate(requests)]
         whole = [[*request.prompt_ids, *text] for request, text in zip(requests, texts, strict=True)]
         for right in (3, 7):
             proposer = Forced(target, drafter, whole, right)
             engine = Engine(target, proposer, EngineOptions(max_rows=rows, drafts="max"))
+            engine_eager = Engine(target, proposer, EngineOptions(**eager, drafts="max"))
+            engines = {"plain_eager": plain_eager, "drafted_eager": engine_eager}
             times = {}
-            for name, one in (("plain", plain), ("drafted", engine)):
+            # The captured drafted one last: its completions are those that are counted below.
+            for name, one in (engines | {"plain": plain, "drafted": engine}).items():
+                one.generate(requests)  # captures, and whatever else only first times take
                 with timed(device) as took:
                     done = one.generate(requests)
                 times[name] = took[0] / max(item.rounds for item in done) * 1e3
             lengths = [item.acceptance_length for item in done]
             row = {"rows": rows, "right": right, "acceptance_length": statistics.mean(lengths)}
             row |= {f"{name}_round_ms": ms for name, ms in times.items()}
+            row |= {"graphs": engine.graphs.sentence(), "plain_graphs": plain.graphs.sentence()}
             if bandwidth is not None:
                 row |= floors(target, drafter, bandwidth)
             table.append(row)

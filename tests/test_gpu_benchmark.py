@@ -25,6 +25,12 @@ def test_every_section_runs_without_a_card(tmp_path: Path) -> None:
         "float32": True,
         "bfloat16": True,
     }
+    assert len(found["captured rounds"]) == 6
+    for verdict in found["captured rounds"].values():
+        assert all(verdict["same"].values())
+        # On the CPU a tape stands for the graphs.
+        assert "run as they are" not in verdict["graphs"]
     for row in found["rounds"]:
+        assert row["plain_eager_round_ms"] > 0
         # All rounds but the last are full.
         assert row["right"] + 1 >= row["acceptance_length"] == pytest.approx(row["right"] + 1, rel=0.1)

@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "train": DATA | {"train", "formats"},
     "bench": DATA | {"api", "formats", "bench"},
     "serve": DECODE | {"__version__", "api", "formats", "serve"},
+    "tape": set(),
     "testing": DECODE | {"formats"},
     "api": DECODE | {"formats"},
     "hf": DECODE | {"api"},

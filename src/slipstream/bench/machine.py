@@ -39,6 +39,7 @@ def machine(target: Target) -> dict[str, str]:
     if target.device.type == "cuda":
         card = torch.cuda.get_device_properties(target.device)
         found["accelerator"] = f"{card.name}, {card.total_memory / 2**30:.0f} GiB"
+        found["graphs"] = f"none: {target.uncapturable}" if target.uncapturable else "where rounds allow it"
     return found
 
 

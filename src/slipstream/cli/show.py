@@ -146,6 +146,7 @@ def check_document(report: Report, prompts: Sequence[str]) -> dict[str, Any]:
         "ties": report.ties,
         "dtype": report.dtype,
         "block_size": report.block_size,
+        "graphs": report.graphs,
         "requests": [
             {
                 "prompt": prompt,
@@ -177,6 +178,7 @@ def print_check(report: Report) -> None:
     print(
         f"one row:     {alone} of {total} prompts equal, {report.ties} apart at a tie of the two best tokens"
     )
+    print(report.graphs)
     print(
         "verdict:     drafting changes nothing" if report.exact else "verdict:     DRAFTING CHANGES THE TEXT"
     )

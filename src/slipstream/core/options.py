@@ -100,6 +100,8 @@ class EngineOptions:
         prefill_chunk: prompt tokens per target pass.
         prefix_tokens: most tokens of finished requests whose keys and values are kept for prompts that begin
             alike (the turns of a chat); 0 keeps none, so that no text depends on earlier ones even at ties.
+        graphs: `auto` captures whole rounds as CUDA graphs on CUDA, where target and proposer allow it;
+            `off` never does.
     """
 
     block_size: int = 0
@@ -110,6 +112,7 @@ class EngineOptions:
     max_context: int = 0
     prefill_chunk: int = 512
     prefix_tokens: int = 0
+    graphs: Literal["auto", "off"] = "auto"
 
     def __post_init__(self) -> None:
         """Refuse values outside their range.

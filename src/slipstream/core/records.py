@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -140,6 +140,29 @@ class Completion:
     def tokens_per_s(self) -> float:
         """Decode-only rate: tokens after the first per second of decode_s."""
         return (self.completion_tokens - 1) / self.decode_s if self.decode_s > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """How an engine has run its rounds so far.
+
+    Attributes:
+        captured: kinds of rounds that were captured.
+        replayed: rounds that were replayed.
+        reason: why nothing is captured; empty where something is.
+        as_they_are: rounds that were not replayed, by reason.
+    """
+
+    captured: int
+    replayed: int
+    reason: str
+    as_they_are: Mapping[str, int]
+
+    def sentence(self) -> str:
+        """In a line, for people."""
+        reasons = ", ".join(f"{count} as {reason}" for reason, count in self.as_they_are.items())
+        whole = f"CUDA graphs: {self.replayed} rounds replayed, {self.captured} captured"
+        return f"{whole}; run as they are: {reasons}" if reasons else whole
 
 
 #: From a request's number and its completion to what is asked next, or None.

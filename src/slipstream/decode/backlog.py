@@ -97,7 +97,7 @@ class Backlog:
             return
         requests = tuple(self._request[row] for row in rows)
         if not self._rounds or self._rounds[-1].requests != requests:
-            self._rounds.append(_Rounds(requests, tuple(rows), start_B))
+            self._rounds.append(_Rounds(requests, tuple(rows), start_B.clone()))  # rounds may write over it
         self._rounds[-1].features.append(features_B1E)
         self._bytes += _size(features_B1E)
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from slipstream.core.errors import InputError
 from slipstream.core.options import EngineOptions
-from slipstream.core.records import Completion, FollowUp, Piece, Request
+from slipstream.core.records import Completion, FollowUp, GraphReport, Piece, Request
 from slipstream.decode.draft_length import DraftLength
+from slipstream.decode.graphs import Recorder, graphs_of
 from slipstream.decode.prefix import PrefixCache
 from slipstream.decode.propose import NullProposer, Proposer
 from slipstream.decode.rows import Rows, rounded
@@ -24,13 +25,18 @@ class Engine:
         target: the model whose text it is.
         proposer: what drafts; None decodes plainly.
         options: block size, acceptor, limits.
+        recorder: captures rounds; None takes CUDA's graphs on a CUDA device.
 
     Raises:
         InputError: the block is larger than the proposer can draft.
     """
 
     def __init__(
-        self, target: Target, proposer: Proposer | None = None, options: EngineOptions = EngineOptions()
+        self,
+        target: Target,
+        proposer: Proposer | None = None,
+        options: EngineOptions = EngineOptions(),
+        recorder: Recorder | None = None,
     ) -> None:
         self.target = target
         self.proposer = None if options.block_size == 1 else proposer
@@ -47,6 +53,12 @@ class Engine:
         self._cache: TargetCache | None = None
         self._rows: Rows | None = None
         self._prefixes = PrefixCache(options.prefix_tokens)
+        self._graphs = graphs_of(target, options, self.block_size, recorder)
+
+    @property
+    def graphs(self) -> GraphReport:
+        """How many rounds were replayed as graphs, and why others were not."""
+        return self._graphs.report
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Decode all requests, at most `max_rows` side by side; completions in the order of the requests.
@@ -142,10 +154,13 @@ class Engine:
         slots = rounded(longest + self.block_size)
         if self._cache is None or not self._cache.reuse(rows, slots):
             self._cache = None  # so that the old buffers are gone before the new ones are made
+            self._graphs.drop()
             self._cache = self.target.new_cache(rows, slots)
         self._rows = Rows(
             *(self.target, self.proposer, self.options, self.block_size),
-            *(self._cache, self._draft_length, self._prefixes, self._tracker),
+            *(self._cache, self._draft_length, self._prefixes),
+            graphs=self._graphs,
+            track=self._tracker,
         )
         return self._rows
 
@@ -153,7 +168,8 @@ class Engine:
         """Refuse buffers that do not fit into memory.
 
         The workspace is an estimate: logits of a round three times over in float32 (as they are, filtered,
-        with noise), states and features of the part of a prompt that is read at once.
+        with noise), states and features of the part of a prompt that is read at once. Captured rounds have
+        a workspace of their own.
         """
         info, proposer, options = self.target.info, self.proposer, self.options
         if self._cache is not None and self._cache.rows >= rows and self._cache.slots >= slots:
@@ -163,7 +179,7 @@ class Engine:
         parts = {
             "keys and values of the target": rows * slots * self.target.token_bytes,
             "those of the drafter": rows * slots * (proposer.token_bytes if proposer is not None else 0),
-            "workspace": rows * self.block_size * info.vocab_size * 3 * 4 + part,
+            "workspace": rows * self.block_size * info.vocab_size * (6 if self._graphs.on else 3) * 4 + part,
         }
         limits = f"{rows} rows of {slots} tokens are asked for: lower max_rows or max_context"
         require(parts, self.target.device, limits)

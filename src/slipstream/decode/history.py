@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +56,17 @@ class History:
             for row, option in enumerate(options):
                 self._ends_BV[row, list(option.end_ids(eos_token_ids))] = True
 
+    @property
+    def kind(self) -> tuple[bool, ...]:
+        """All that decides which operations are run."""
+        return self._counting, self._biased, self._banning
+
+    def place(self, keep: Callable[[str, Tensor], Tensor]) -> None:
+        """Go on in other tensors; `keep` is from a name and a tensor to the one that takes its place."""
+        for name, value in list(vars(self).items()):
+            if isinstance(value, Tensor):
+                setattr(self, name, keep(name, value))
+
     def adjust(self, logits_BTV: Tensor, drafts_BK: Tensor, position_BT: Tensor) -> Tensor:
         """Logits as each slot's own history makes them.
 
@@ -83,7 +94,9 @@ class History:
         """Repetition (CTRL, arXiv 1909.05858, section 4.1), then frequency and presence (OpenAI)."""
         count_BTV = self._output_BV[:, None]
         if drafts_BK.shape[1]:
-            said_BKV = F.one_hot(drafts_BK, logits_BTV.shape[-1]).int().cumsum(1)
+            # Not one_hot, which on some devices reads the drafts on the host to check them.
+            none_BKV = self._output_BV.new_zeros((*drafts_BK.shape, logits_BTV.shape[-1]))
+            said_BKV = none_BKV.scatter_(-1, drafts_BK[..., None], 1).cumsum(1)
             count_BTV = count_BTV + F.pad(said_BKV, (0, 0, 1, 0))
         seen_BTV = (count_BTV > 0) | self._prompt_BV[:, None]
         factor_B11 = self._repetition_B[:, None, None]

@@ -75,11 +75,12 @@ class RequestReport:
 
 @dataclass(frozen=True)
 class Report:
-    """All requests; `exact` is the verdict."""
+    """All requests; `exact` is the verdict, `graphs` says how the drafted rounds were run."""
 
     dtype: str
     block_size: int
     requests: tuple[RequestReport, ...]
+    graphs: str = ""
 
     @property
     def exact(self) -> bool:
@@ -129,7 +130,8 @@ def check(
         )
         if report is not None:
             report(number, done[-1])
-    return Report(str(target.dtype).removeprefix("torch."), drafted.block_size, tuple(done))
+    dtype = str(target.dtype).removeprefix("torch.")
+    return Report(dtype, drafted.block_size, tuple(done), drafted.graphs.sentence())
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slipstream.core.errors import CheckpointError
 from slipstream.decode.accept import Proposal
-from slipstream.decode.drafting import at_work
+from slipstream.decode.drafting import TorchDrafter, at_work
 from slipstream.decode.noise import DRAFT, gumbel
 from slipstream.decode.sampling import RowSettings, choose, distribution, named
 from slipstream.model import Drafter
@@ -35,6 +35,12 @@ class Proposer(Protocol):
     @property
     def token_bytes(self) -> int:
         """Bytes that it keeps per token of context."""
+
+    @property
+    def generation(self) -> int | None:
+        """Number of the buffers that `propose` and `extend` work in, another one whenever they are made anew;
+        None where a proposal takes the host, so that it cannot be part of a captured round.
+        """
 
     def begin(self, rows: int, slots: int) -> None:
         """Forget everything; room for `rows` contexts of `slots` positions."""
@@ -130,6 +136,11 @@ class DraftProposer:
         config = self._drafter.config
         return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self._work.dtype.itemsize
 
+    @property
+    def generation(self) -> int | None:
+        """That of the context's buffers; compiled kernels are not captured."""
+        return self._work.context.generation if isinstance(self._work, TorchDrafter) else None
+
     def begin(self, rows: int, slots: int) -> None:
         """Buffers of this size; those of the last call serve again where they fit."""
         self._work.begin(rows, slots)
@@ -187,6 +198,7 @@ class FeaturelessProposer:
 
     tap_ids: tuple[int, ...] = ()
     token_bytes = 0
+    generation: int | None = None
 
     def begin(self, rows: int, slots: int) -> None:
         """Nothing to remember."""
@@ -214,6 +226,7 @@ class NullProposer(FeaturelessProposer):
         """Blocks of `block_size` slots; taps as of the drafter to compare with."""
         self.block_size = block_size
         self.tap_ids = tap_ids
+        self.generation = 0
 
     def propose(
         self,

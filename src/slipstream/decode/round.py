@@ -74,6 +74,27 @@ class Said:
     logprobs: list[list[TokenLogprob]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Passed:
+    """A round before anything is committed.
+
+    Attributes:
+        proposal: drafts.
+        raw_BTV: the target's logits.
+        logits_BTV: the same as history and grammars make them.
+        features_BTE: of the block.
+        verdict: what the round says.
+        short_B: rows that have to choose again with more tokens.
+    """
+
+    proposal: Proposal
+    raw_BTV: Tensor
+    logits_BTV: Tensor
+    features_BTE: Tensor
+    verdict: Verdict
+    short_B: Tensor
+
+
 def run_round(batch: Batch, visible: int) -> Said:
     """Advance every active row by at least one token.
 
@@ -81,30 +102,57 @@ def run_round(batch: Batch, visible: int) -> Said:
         batch: changed in place; nothing waits in its backlog if the round has drafts.
         visible: leading buffer slots that can hold anything valid, this round's block included.
     """
-    proposal = _propose(batch, visible)
+    return finish_round(batch, visible, propose(batch, visible))
+
+
+def finish_round(batch: Batch, visible: int, proposal: Proposal) -> Said:
+    """`run_round` after the proposal."""
+    passed = pass_round(batch, visible, proposal)
+    if not batch.num_drafts or batch.proposer is None:
+        batch.backlog.park(passed.features_BTE, batch.length_B, batch.rows)
+    verdict = passed.verdict
+    rows = read(pack(verdict, passed.short_B & (batch.active_B > 0)))
+    if any(row[-1] for row in rows):
+        verdict, rows = choose_again(batch, passed.proposal, passed.logits_BTV)
+    commit(batch, verdict)
+    tokens = [row[: row[-2]] for row in rows]
+    if batch.logprobs is None:
+        return Said(tokens)
+    return Said(tokens, read_logprobs(passed.raw_BTV, verdict.tokens_BT, batch.logprobs))
+
+
+def pass_round(batch: Batch, visible: int, proposal: Proposal) -> Passed:
+    """Verify and accept; the proposer sees the features if the round has drafts.
+
+    Without grammars nothing here reads the device, and no shape depends on a value.
+    """
     ids_BT = torch.cat([batch.anchor_B[:, None], proposal.drafts_BK], dim=1)
     # Read before the pass, so that on a GPU the grammars are asked while it runs.
     drafts: list[list[int]] = proposal.drafts_BK.tolist() if batch.guides else []  # host: for grammars only
     verified = batch.target.verify(ids_BT, batch.length_B, batch.cache, visible, batch.row_B)
-    position_BT = batch.length_B[:, None] + torch.arange(1, ids_BT.shape[1] + 1, device=ids_BT.device)
+    position_BT = positions(batch, ids_BT.shape[1])
     logits_BTV = batch.history.adjust(verified.logits_BTV, proposal.drafts_BK, position_BT)
     if batch.guides:
         logits_BTV = constrain(batch.guides, drafts, logits_BTV)
     verdict, short_B = accept(batch, proposal, logits_BTV, position_BT)
     if batch.num_drafts and batch.proposer is not None:
         batch.proposer.extend(verified.features_BTE, position_BT - 1, visible, batch.row_B)
-    else:
-        batch.backlog.park(verified.features_BTE, batch.length_B, batch.rows)
-    rows = _read(verdict, short_B & (batch.active_B > 0))
-    if any(row[-1] for row in rows):
-        # Rare: the likeliest tokens did not reach top_p, so the filter is run again over all of them.
-        verdict, short_B = accept(batch, proposal, logits_BTV, position_BT, logits_BTV.shape[-1])
-        rows = _read(verdict, short_B)
-    _commit(batch, verdict)
-    tokens = [row[: row[-2]] for row in rows]
-    if batch.logprobs is None:
-        return Said(tokens)
-    return Said(tokens, read_logprobs(verified.logits_BTV, verdict.tokens_BT, batch.logprobs))
+    return Passed(
+        *(proposal, verified.logits_BTV, logits_BTV, verified.features_BTE),
+        *(verdict, short_B),
+    )
+
+
+def positions(batch: Batch, slots: int) -> Tensor:
+    """Positions of the tokens that the slots of a block choose, [B, T]."""
+    return batch.length_B[:, None] + torch.arange(1, slots + 1, device=batch.length_B.device)
+
+
+def choose_again(batch: Batch, proposal: Proposal, logits_BTV: Tensor) -> tuple[Verdict, list[list[int]]]:
+    """Rare: the likeliest tokens did not reach top_p, so the filter is run again over all of them."""
+    position_BT = positions(batch, logits_BTV.shape[1])
+    verdict, short_B = accept(batch, proposal, logits_BTV, position_BT, logits_BTV.shape[-1])
+    return verdict, read(pack(verdict, short_B))
 
 
 def accept(
@@ -119,7 +167,7 @@ def accept(
     return match(proposal, choice.ids_BT), choice.short_B
 
 
-def _propose(batch: Batch, visible: int) -> Proposal:
+def propose(batch: Batch, visible: int) -> Proposal:
     """Drafts of the proposer, or none at all."""
     if batch.proposer is None or not batch.num_drafts:
         return Proposal(batch.anchor_B.new_empty(len(batch.anchor_B), 0))
@@ -128,17 +176,23 @@ def _propose(batch: Batch, visible: int) -> Proposal:
     )
 
 
-def _read(verdict: Verdict, short_B: Tensor) -> list[list[int]]:
-    """The round's one copy to the host: tokens, how many count, and whether the filter fell short."""
-    packed = torch.cat([verdict.tokens_BT, verdict.emitted_B[:, None], short_B[:, None].long()], dim=1)
+def pack(verdict: Verdict, short_B: Tensor) -> Tensor:
+    """What the host wants to know of a round, in one tensor: tokens, how many count, and whether the filter
+    fell short.
+    """
+    return torch.cat([verdict.tokens_BT, verdict.emitted_B[:, None], short_B[:, None].long()], dim=1)
+
+
+def read(packed: Tensor) -> list[list[int]]:
+    """The round's one copy to the host, of what `pack` packed."""
     rows: list[list[int]] = packed.tolist()  # host: the one copy of a round
     return rows
 
 
-def _commit(batch: Batch, verdict: Verdict) -> None:
-    """Move every active row on; what lies beyond its new length will be written again."""
+def commit(batch: Batch, verdict: Verdict) -> None:
+    """Move every active row on that emits; what lies beyond its new length will be written again."""
     emitted_B = verdict.emitted_B * batch.active_B
     last_B = verdict.tokens_BT.gather(1, (emitted_B - 1).clamp(min=0)[:, None])[:, 0]
     batch.history.add(verdict.tokens_BT, emitted_B)
-    batch.anchor_B = torch.where(batch.active_B > 0, last_B, batch.anchor_B)
+    batch.anchor_B = torch.where(emitted_B > 0, last_B, batch.anchor_B)
     batch.length_B = batch.length_B + emitted_B

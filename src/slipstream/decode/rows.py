@@ -20,12 +20,13 @@ from slipstream.core.options import EngineOptions, SamplingOptions
 from slipstream.core.records import Completion, Piece, Request
 from slipstream.decode.backlog import Prompts
 from slipstream.decode.draft_length import DraftLength
+from slipstream.decode.graphs import Graphs
 from slipstream.decode.history import History
 from slipstream.decode.logprobs import most_logprobs
 from slipstream.decode.newcomers import Reading, first_tokens, settings_of
 from slipstream.decode.prefix import Kept, PrefixCache
 from slipstream.decode.propose import Proposer, Reader, make_chooser
-from slipstream.decode.round import Batch, run_round
+from slipstream.decode.round import Batch
 from slipstream.decode.stopping import Tracker
 from slipstream.target import Target
 from slipstream.target.cache import TargetCache
@@ -52,6 +53,7 @@ class Rows:
         cache: of the target; its rows and slots are the batch's.
         lengths: how many drafts a round has.
         prefixes: keys and values of earlier texts.
+        graphs: run the rounds.
         track: makes a tracker of a request and its number.
     """
 
@@ -64,12 +66,13 @@ class Rows:
         cache: TargetCache,
         lengths: DraftLength,
         prefixes: PrefixCache,
+        graphs: Graphs,
         track: Callable[[int, Request], Tracker],
     ) -> None:
         self.completions: dict[int, Completion] = {}
         self.ended = False
         self._target, self._options, self._block_size, self._track = target, options, block_size, track
-        self._draft_length, self._prefixes = lengths, prefixes
+        self._draft_length, self._prefixes, self._graphs = lengths, prefixes, graphs
         lengths.begin()
         self._waiting: deque[Tracker] = deque()
         self._table: list[Tracker | None] = [None] * cache.rows
@@ -255,9 +258,10 @@ class Rows:
         self._batch.num_drafts = drafts
         if drafts or self._batch.backlog.full:
             self._batch.backlog.flush(visible)
+        run = self._graphs.prepare(self._batch, visible)
         # What a round takes, not what earlier ones have left to it.
         begun = time.perf_counter()
-        said = run_round(self._batch, visible)
+        said = run()
         now = time.perf_counter()
         tokens = dict(zip(self._batch.rows, said.tokens, strict=True))
         accepted = {tracker.index: len(tokens[row]) - 1 for row, tracker in running.items()}
@@ -269,7 +273,8 @@ class Rows:
 
     def _visible(self) -> int:
         """Leading slots that the next round may read or write."""
-        return min(rounded(max(self._lengths) + self._block_size), self._batch.cache.slots)
+        needed = self._graphs.visible(rounded(max(self._lengths) + self._block_size))
+        return min(needed, self._batch.cache.slots)
 
     def _running(self) -> dict[int, Tracker]:
         """Requests whose prompt is read, by row."""
@@ -357,8 +362,8 @@ class Rows:
         trackers = [self._table[row] for row in batch.rows]
         requests = [_NOBODY if tracker is None else tracker.request for tracker in trackers]
         said = [[] if tracker is None else tracker.token_ids for tracker in trackers]
-        batch.settings = settings_of(self._target, requests)
         batch.history = History(requests, info.vocab_size, info.eos_token_ids, device, said)
+        batch.settings = self._graphs.place(settings_of(self._target, requests), batch.history)
         batch.chooser = make_chooser(
             batch.settings, self._options.acceptor, self._options.draft_noise, info.vocab_size
         )

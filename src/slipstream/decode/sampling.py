@@ -7,8 +7,9 @@ temperature, top-k, top-p, min-p.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,6 +90,31 @@ class RowSettings:
             any_min_p=any(o.min_p > 0 for o in drawn),
             kernels=kernels,
         )
+
+    @property
+    def kind(self) -> tuple[int, ...]:
+        """All that decides which operations are run; equal kinds differ in numbers on the device alone."""
+        return (
+            *(self.any_sampled, self.most_top_k, self.any_top_p, self.survivors),
+            *(self.bounded, self.any_min_p),
+        )
+
+    @property
+    def may_fall_short(self) -> bool:
+        """Whether a choice may have to be made again with more tokens."""
+        return self.any_sampled and (self.bounded or self.any_top_p)
+
+    def placed(self, keep: Callable[[str, Tensor], Tensor]) -> RowSettings:
+        """The same settings in other tensors.
+
+        Args:
+            keep: from a name and a tensor to the one that takes its place.
+        """
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                values[name] = keep(name, value)
+        return replace(self, **values)
 
 
 @dataclass(frozen=True)
@@ -209,7 +235,7 @@ def _keep_top_k(scaled_BTV: Tensor, settings: RowSettings) -> Tensor:
     count = min(settings.most_top_k, scaled_BTV.shape[-1])
     top = scaled_BTV.topk(count, dim=-1).values
     used_B = settings.top_k_B <= settings.most_top_k
-    rank_B = torch.where(used_B, settings.top_k_B, 1) - 1
+    rank_B = settings.top_k_B.masked_fill(~used_B, 1) - 1
     least_BT1 = top.gather(-1, rank_B[:, None, None].expand(-1, top.shape[1], 1))
     return scaled_BTV.masked_fill((scaled_BTV < least_BT1) & used_B[:, None, None], -torch.inf)
 

@@ -6,6 +6,7 @@ rejected draft needs no clean-up; the next pass writes over it.
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from slipstream.core.errors import InputError
 Saved = tuple[tuple[Tensor, Tensor], ...]
 """Copies of one row's keys and values per layer, [G, L, C]."""
 
+_GENERATIONS = count(1)
+
 
 class TargetCache(Cache):  # type: ignore[misc]
     """Keys and values of every layer of a target, for some rows and some slots.
@@ -27,6 +30,9 @@ class TargetCache(Cache):  # type: ignore[misc]
     Args:
         rows: sequences side by side.
         slots: positions per row; no pass may write at or past it.
+
+    Attributes:
+        generation: another number, among all caches, whenever a buffer is made anew.
     """
 
     def __init__(self, rows: int, slots: int) -> None:
@@ -40,6 +46,7 @@ class TargetCache(Cache):  # type: ignore[misc]
         self._some_B: Tensor | None = None
         self._position_BT: Tensor | None = None
         self._visible = slots
+        self.generation = next(_GENERATIONS)
 
     def aim(self, position_BT: Tensor, visible: int, row_B: Tensor | None = None) -> None:
         """Says where the next pass writes and how many leading slots it may read.
@@ -145,6 +152,7 @@ class TargetCache(Cache):  # type: ignore[misc]
         grown = state.new_zeros(self.rows, state.shape[1], slots, state.shape[3])
         if buffer is not None:
             grown[:, :, : buffer.shape[2]] = buffer
+        self.generation = next(_GENERATIONS)
         return grown
 
     @property

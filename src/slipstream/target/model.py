@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from slipstream.core.errors import TargetError
 from slipstream.native import Kernels, can_multiply, native_product
 from slipstream.target.cache import TargetCache
+from slipstream.target.capture import why_not_captured
 from slipstream.target.family import TargetInfo, check_config, check_modules, describe, layer_windows
 from slipstream.target.lean import FEW, FEW_IN_ALL, lean_decoder
 from slipstream.target.masks import pass_masks
@@ -121,6 +122,11 @@ class Target:
     def tap_ids(self) -> tuple[int, ...]:
         """The layers whose outputs are read."""
         return self._taps.layer_ids
+
+    @property
+    def uncapturable(self) -> str:
+        """Why a pass cannot be captured as a CUDA graph; empty where it can."""
+        return why_not_captured(self.model, lean=self._lean is not None, kernels=self.kernels)
 
     def new_cache(self, rows: int, slots: int) -> TargetCache:
         """A cache for `rows` sequences of at most `slots` positions, drafts that end up rejected included."""
