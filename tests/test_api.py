@@ -99,3 +99,14 @@ def test_exact_says_whether_the_text_is_the_targets(folders):
 def test_unknown_name():
     with pytest.raises(AttributeError, match="no attribute"):
         _ = slipstream.nothing
+
+
+def test_a_second_session_knows_what_rounds_cost(tmp_path, monkeypatch, session):
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / name)
+
+    def fresh():
+        return slipstream.Session(session.target, session.drafter, session.options)
+
+    first = fresh()
+    first.generate("hello", SamplingOptions(max_tokens=40, ignore_eos=True))
+    assert fresh().engine._costs.seconds.keys() == first.engine._costs.seconds.keys() != set()

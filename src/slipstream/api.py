@@ -16,6 +16,7 @@ from slipstream.core.options import EngineOptions, SamplingOptions, TargetOption
 from slipstream.core.records import Completion, Piece, Request
 from slipstream.decode import DraftProposer, Engine, Report, RequestReport, check
 from slipstream.decode.lossless import Difference, first_difference
+from slipstream.decode.round_cost import kept_costs
 from slipstream.formats import read_drafter
 from slipstream.model import Drafter
 from slipstream.target import Target, TargetInfo, load_target, packed
@@ -110,7 +111,8 @@ class Session:
         """The engine that drafts; the plain one where there is no drafter."""
         if self.drafter is None:
             return self.plain
-        return Engine(self.target, self.proposer, self.options)
+        costs = kept_costs(self.target, self.drafter)
+        return Engine(self.target, self.proposer, self.options, costs=costs)
 
     def exact(self, draft: bool = True) -> bool:
         """Whether every token is the target's own choice after the tokens before it.

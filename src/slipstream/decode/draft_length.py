@@ -183,10 +183,9 @@ class DraftLength:
         """Tokens of a round of all these requests, for 0 to `most` drafts."""
         common = self._common.hits / self._common.tries
         known = [own for own in map(self._own.get, requests) if own is not None]
-        tries_RK = np.array([own.tries for own in known]).reshape(-1, self.most)
-        hits_RK = np.array([own.hits for own in known]).reshape(-1, self.most)
-        reach_RK = np.cumprod((hits_RK + _PRIOR * common) / (tries_RK + _PRIOR), axis=1)
+        tries_BK = np.array([own.tries for own in known]).reshape(-1, self.most)
+        hits_BK = np.array([own.hits for own in known]).reshape(-1, self.most)
+        reach_BK = np.cumprod((hits_BK + _PRIOR * common) / (tries_BK + _PRIOR), axis=1)
         strangers = len(requests) - len(known)
-        drafts_K = reach_RK.sum(0) + strangers * np.cumprod(common)
-        tokens: list[float] = (len(requests) + np.cumsum([0.0, *drafts_K])).tolist()
-        return tokens
+        drafts_K = reach_BK.sum(0) + strangers * np.cumprod(common)
+        return [len(requests) + drafts for drafts in np.cumsum([0.0, *drafts_K])]

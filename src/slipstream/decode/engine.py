@@ -11,6 +11,7 @@ from slipstream.decode.draft_length import DraftLength
 from slipstream.decode.graphs import Recorder, graphs_of
 from slipstream.decode.prefix import PrefixCache
 from slipstream.decode.propose import NullProposer, Proposer
+from slipstream.decode.round_cost import RoundCosts
 from slipstream.decode.rows import Rows, rounded
 from slipstream.decode.stopping import Tracker
 from slipstream.target import Target
@@ -26,6 +27,7 @@ class Engine:
         proposer: what drafts; None decodes plainly.
         options: block size, acceptor, limits.
         recorder: captures rounds; None takes CUDA's graphs on a CUDA device.
+        costs: what rounds take, as far as an earlier run knows; None begins to learn it.
 
     Raises:
         InputError: the block is larger than the proposer can draft.
@@ -37,6 +39,7 @@ class Engine:
         proposer: Proposer | None = None,
         options: EngineOptions = EngineOptions(),
         recorder: Recorder | None = None,
+        costs: RoundCosts | None = None,
     ) -> None:
         self.target = target
         self.proposer = None if options.block_size == 1 else proposer
@@ -46,7 +49,8 @@ class Engine:
             raise InputError(
                 f"block_size {self.block_size} is larger than the drafter's {self.proposer.block_size}"
             )
-        self._draft_length = DraftLength(self.block_size - 1, self._fixed_drafts())
+        self._costs = costs or RoundCosts()
+        self._draft_length = DraftLength(self.block_size - 1, self._fixed_drafts(), self._costs)
         own = target.info.max_context
         self.max_context = min(options.max_context, own) if options.max_context else own
         self.completions: list[Completion] = []
@@ -99,6 +103,7 @@ class Engine:
                 yield piece
                 rows.check()
         self.completions = [rows.completions[number] for number in range(len(requests))]
+        self.rest()
 
     def converse(self, requests: Sequence[Request], follow: FollowUp) -> None:
         """Decode requests and whatever follows from their completions, at most `max_rows` side by side.
@@ -127,6 +132,7 @@ class Engine:
                 if further is not None:
                     self._check(number, further)
                     numbers[rows.submit(further)] = number
+        self.rest()
 
     def open(self, rows: int | None = None) -> Rows:
         """Rows that requests join and leave at any time, as a server needs them.
@@ -140,6 +146,10 @@ class Engine:
             InputError: buffers for so many rows of the longest context do not fit into memory.
         """
         return self._open(rows or self.options.max_rows, self.max_context, self.max_context)
+
+    def rest(self) -> None:
+        """Write down what rounds cost, now that nothing decodes; nothing happens without a place for it."""
+        self._costs.keep()
 
     def forget(self) -> None:
         """Keep nothing of earlier requests for prompts that begin alike."""

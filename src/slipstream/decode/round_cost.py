@@ -6,15 +6,22 @@ Between two that were timed the cost lies on a line; of rows that were not timed
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import platformdirs
+import torch
 
 from slipstream.core.errors import InputError
 from slipstream.core.files import replacing
+from slipstream.model import Drafter
+from slipstream.target import Target
 
 #: Weight of a new time; a time that is far above what was seen counts as so many times that.
 _NEW_TIME, _OUTLIER = 0.15, 1.5
@@ -117,6 +124,20 @@ class RoundCosts:
     def _moved(self, key: tuple[int, int]) -> bool:
         written = self._written.get(key)
         return written is None or abs(self.seconds[key] / written - 1) > _MOVED
+
+
+def kept_costs(target: Target, drafter: Drafter | None) -> RoundCosts:
+    """Costs of the same target and drafter on the same machine, in the cache folder of the user."""
+    device = target.device
+    shapes = (target.info, str(target.dtype), drafter.config if drafter is not None else None)
+    place = (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else (platform.node(), os.cpu_count()),
+        torch.get_num_threads(),
+        target.kernels is not None,
+    )
+    told = repr((torch.__version__, shapes, str(device), place))
+    name = hashlib.sha256(told.encode()).hexdigest()[:20]
+    return RoundCosts(platformdirs.user_cache_path("slipstream") / "rounds" / f"{name}.json")
 
 
 def bucket(rows: int) -> int:

@@ -204,6 +204,8 @@ class Worker:
         while True:
             try:
                 idle = bool(self.broken) or not self._rows.busy
+                if idle:
+                    self._engine.rest()
                 command = self._commands.get() if idle else self._commands.get_nowait()
             except queue.Empty:
                 return True
