@@ -8,7 +8,7 @@ temperature, top-k, top-p, min-p.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -88,6 +88,18 @@ class RowSettings:
             bounded=all(o.top_k for o in drawn),
             any_min_p=any(o.min_p > 0 for o in drawn),
             kernels=kernels,
+        )
+
+    def of_rows(self, row_G: Tensor) -> RowSettings:
+        """Those of some rows; what any row needs stays as it is."""
+        return replace(
+            self,
+            temperature_B=self.temperature_B[row_G],
+            sampled_B=self.sampled_B[row_G],
+            seed_B=self.seed_B[row_G],
+            top_k_B=self.top_k_B[row_G],
+            top_p_B=self.top_p_B[row_G],
+            min_p_B=self.min_p_B[row_G],
         )
 
 
