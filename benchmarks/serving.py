@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +54,7 @@ def main() -> None:
     prompts = [json.loads(line)["user"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
     counts = [int(word) for word in options.clients.split(",")]
     rows = []
-    with server(options.target, max(counts)) as url:
+    with server(options.target, max(counts), "--max-context", "2048") as (url, _):
         for clients in counts:
             asked = [prompts[n % len(prompts)] for n in range(clients * options.requests)]
             for draft in (False, True):
@@ -70,35 +70,39 @@ def main() -> None:
 
 
 @contextmanager
-def server(target: str, rows: int) -> Iterator[str]:
-    """A server on a free port; its address."""
-    words = [
-        sys.executable,
-        "-m",
-        "slipstream",
-        "serve",
-        "-t",
-        target,
-        "--port",
-        "0",
-        "--max-rows",
-        str(rows),
-    ]
-    process = subprocess.Popen([*words, "--max-context", "2048"], stderr=subprocess.PIPE, text=True)
+def server(target: str, rows: int, *more: str) -> Iterator[tuple[str, int]]:
+    """A server on a free port; its address and its process.
+
+    Args:
+        target: to serve.
+        rows: texts decoded side by side.
+        more: further words of the command.
+    """
+    words = ["serve", "-t", target, "--port", "0", "--max-rows", str(rows), *more]
+    command = [sys.executable, "-m", "slipstream", *words]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
+    said: list[str] = []
     try:
         for line in process.stderr:
+            said.append(line)
             found = re.search(r"at (http://\S+)/v1", line)
             if found:
                 break
         else:
-            sys.exit("the server did not start")
+            sys.exit("the server did not start: " + "".join(said))
         # Its log must not fill the pipe.
-        threading.Thread(target=lambda: [None for _ in process.stderr], daemon=True).start()
-        yield found[1]
+        threading.Thread(target=_drain, args=(process.stderr,), daemon=True).start()
+        yield found[1], process.pid
     finally:
         process.terminate()
         process.wait()
+
+
+def _drain(lines: Iterable[str]) -> None:
+    """Read to the end, keep nothing."""
+    for _ in lines:
+        pass
 
 
 def load(

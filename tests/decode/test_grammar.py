@@ -10,11 +10,16 @@ import torch
 from slipstream.core.options import EngineOptions, SamplingOptions
 from slipstream.core.records import Request
 from slipstream.decode import DraftProposer, Engine
-from slipstream.decode.grammar import permitted
+from slipstream.decode.accept import Proposal
+from slipstream.decode.grammar import follow
+from slipstream.decode.lookup import LookupProposer
+from slipstream.decode.noise import CHOICE, gumbel
 from slipstream.decode.plain import next_token
+from slipstream.decode.propose import make_chooser
+from slipstream.decode.sampling import RowSettings
 from slipstream.model import Drafter
 from slipstream.target import Target
-from slipstream.testing import ScriptedProposer, random_draft
+from slipstream.testing import ScriptedProposer, random_draft, wrong
 
 VOCAB = 64
 
@@ -65,7 +70,7 @@ def sampling(temperature: float, number: int) -> SamplingOptions:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("drafts", ["drafter", "half right", "none"])
+@pytest.mark.parametrize("drafts", ["drafter", "lookup", "half right", "none"])
 def test_the_text_is_that_of_plain_decoding_under_the_grammar(
     target: Target, drafter: Drafter, temperature: float, drafts: str
 ) -> None:
@@ -78,6 +83,7 @@ def test_the_text_is_that_of_plain_decoding_under_the_grammar(
     texts.append([3, 4, *([1] * 30)])
     proposer = {
         "drafter": DraftProposer(target, drafter),
+        "lookup": LookupProposer(5),
         "half right": ScriptedProposer(texts, random_draft(3, 0.7), 6),
         "none": None,
     }[drafts]
@@ -90,12 +96,97 @@ def test_the_text_is_that_of_plain_decoding_under_the_grammar(
         assert sum(done[0].accepted_per_position) > 0
 
 
+class ForcedGuide(RuleGuide):
+    """Leaves one token in two of three places."""
+
+    def mask(self) -> bytes:
+        if len(self.said) % 3:
+            return (1 << self.forced()).to_bytes(VOCAB // 8, "little")
+        return super().mask()
+
+    def accept(self, token: int) -> bool:
+        if len(self.said) % 3 == 0:
+            return super().accept(token)
+        if token != self.forced():
+            return False
+        self.said = (*self.said, token)
+        return True
+
+    def forced(self) -> int:
+        return 1 + random.Random(hash((self.said, self.salt))).randrange(VOCAB - 1)
+
+
+def bits_of(mask: bytes) -> set[int]:
+    return {token for token in range(VOCAB) if mask[token // 8] >> token % 8 & 1}
+
+
+def test_where_one_token_is_left_it_is_drafted_whoever_drafts(target: Target) -> None:
+    request = Request((5, 9), SamplingOptions(max_tokens=31, ignore_eos=True), grammar=lambda: ForcedGuide(4))
+    plain = Engine(target).generate([request])[0]
+    scripted = ScriptedProposer([[5, 9, *plain.token_ids]], wrong, 6)
+    drafted = Engine(target, scripted, EngineOptions(drafts="max")).generate([request])[0]
+    assert drafted.token_ids == plain.token_ids
+    # The first token is the prompt's; each round has two forced ones, at least, and the target's own.
+    assert drafted.rounds <= 10
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("few", [False, True])
+def test_drafts_are_the_best_of_those_permitted_one_after_another(temperature: float, few: bool) -> None:
+    rows, num_drafts = 3, 5
+    ids = [token for token in range(VOCAB) if token % 2 or not few]
+    generator = torch.Generator().manual_seed(3)
+    logits_BKV = torch.randn(rows, num_drafts, len(ids), generator=generator)
+    position_BK = torch.arange(num_drafts) + torch.tensor([[3], [40], [9]])
+    options = [SamplingOptions(temperature=temperature, seed=seed) for seed in range(rows)]
+    settings = RowSettings.of(options, VOCAB, torch.device("cpu"))
+    chooser = make_chooser(settings, "match", "coupled", VOCAB)
+    free = chooser(logits_BKV, position_BK, torch.tensor(ids) if few else None)
+    guides = {0: RuleGuide(5), 2: RuleGuide(6)}
+    drafts = follow(guides, free, VOCAB)[0].drafts_BK.tolist()
+    noise_BKV = gumbel(torch.arange(rows), position_BK, VOCAB, CHOICE)
+    for row, salt in ((0, 5), (2, 6)):
+        slow = RuleGuide(salt)
+        for slot in range(num_drafts):
+            allowed = [token for token in bits_of(slow.mask()) if token in ids]
+
+            def score(token: int, row: int = row, slot: int = slot) -> float:
+                logit = float(logits_BKV[row, slot, ids.index(token)])
+                if not temperature:
+                    return logit
+                return logit / temperature + float(noise_BKV[row, slot, token])
+
+            assert drafts[row][slot] == max(allowed, key=score)
+            assert slow.accept(drafts[row][slot])
+    assert drafts[1] == free.drafts_BK[1].tolist()
+    assert all(guide.said == () for guide in guides.values())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_drafter_that_knows_none_of_the_permitted_tokens_does_no_harm(temperature: float) -> None:
+    options = [SamplingOptions(temperature=temperature, top_p=0.9, min_p=0.1)]
+    settings = RowSettings.of(options, VOCAB, torch.device("cpu"))
+    known = torch.tensor(sorted(set(range(VOCAB)) - allowed_after((), 1)))
+    chooser = make_chooser(settings, "match", "coupled", VOCAB)
+    free = chooser(torch.randn(1, 2, len(known)), torch.tensor([[4, 5]]), known)
+    guide = RuleGuide(1)
+    drafted, permitted = follow({0: guide}, free, VOCAB)
+    assert guide.said == ()
+    assert set(drafted.drafts_BK[0].tolist()) <= set(known.tolist())
+    assert bits_of(permitted.bits[0, 0].tobytes()) == allowed_after((), 1)
+    assert bool((permitted.bits[0, 1:] == 255).all())
+
+
 def test_slots_are_asked_after_their_own_drafts_and_guides_stay_where_they_stood() -> None:
     guide = RuleGuide(1)
     first = min(allowed_after((), 1))
     second = min(set(range(1, VOCAB)) - allowed_after((first,), 1))
-    mask_BTV = permitted({1: guide}, [[7, 7], [first, second]], 3, VOCAB, torch.device("cpu"))
+    drafts_BK = torch.tensor([[7, 7], [first, second]])
+    drawn = Proposal(drafts_BK, q_BKV=torch.full((2, 2, VOCAB), 1 / VOCAB))
+    kept, permitted = follow({1: guide}, drawn, VOCAB)
     assert guide.said == ()
+    assert kept.drafts_BK.equal(drafts_BK)  # q is of these drafts
+    mask_BTV = permitted.constrain(torch.zeros(2, 3, VOCAB)) == 0
     assert bool(mask_BTV[0].all())
     assert set(mask_BTV[1, 0].nonzero()[:, 0].tolist()) == allowed_after((), 1)
     assert set(mask_BTV[1, 1].nonzero()[:, 0].tolist()) == allowed_after((first,), 1)
@@ -103,5 +194,8 @@ def test_slots_are_asked_after_their_own_drafts_and_guides_stay_where_they_stood
 
 
 def test_tokens_that_a_guide_does_not_know_are_forbidden() -> None:
-    mask_BTV = permitted({0: RuleGuide(1)}, [[]], 1, VOCAB + 9, torch.device("cpu"))
-    assert not bool(mask_BTV[0, 0, VOCAB:].any())
+    nothing = Proposal(torch.zeros(1, 0, dtype=torch.int64))
+    _, permitted = follow({0: RuleGuide(1)}, nothing, VOCAB + 9)
+    logits_BTV = permitted.constrain(torch.zeros(1, 1, VOCAB + 9))
+    assert bool(torch.isinf(logits_BTV[0, 0, VOCAB:]).all())
+    assert set((logits_BTV[0, 0] == 0).nonzero()[:, 0].tolist()) == allowed_after((), 1)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from slipstream.decode.noise import ACCEPT, RESIDUAL, gumbel, uniform
+
+#: Rows, a slot, and the tokens that each row may take there, [rows, V], to other drafts for that slot.
+Again = Callable[[Sequence[int], int, Tensor], list[int]]
 
 
 @dataclass(frozen=True)
@@ -19,11 +23,13 @@ class Proposal:
         q_BKV: the distribution each draft was drawn from; needed by `reject` only.
         offered: False has the target verify the drafts but keep none, which is plain decoding with the
             shapes of drafted decoding.
+        again: chooses drafts again among some tokens; None where there are no logits to choose by.
     """
 
     drafts_BK: Tensor
     q_BKV: Tensor | None = None
     offered: bool = True
+    again: Again | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from slipstream.core.records import Request, TokenLogprob
-from slipstream.decode.grammar import constrain
+from slipstream.decode.accept import Proposal
+from slipstream.decode.grammar import follow
 from slipstream.decode.history import History
 from slipstream.decode.logprobs import most_logprobs, read_logprobs
 from slipstream.decode.prefix import Kept
@@ -74,10 +75,11 @@ def _choose(target: Target, newcomers: list[Tracker], logits_BV: Tensor, length_
     history = History(requests, info.vocab_size, info.eos_token_ids, device)
     settings = settings_of(target, requests)
     position_BT = length_B[:, None]
-    logits_BTV = history.adjust(logits_BV[:, None], length_B.new_empty(len(requests), 0), position_BT)
+    nothing = Proposal(length_B.new_empty(len(requests), 0))
+    logits_BTV = history.adjust(logits_BV[:, None], nothing.drafts_BK, position_BT)
     guides = {place: t.guide for place, t in enumerate(newcomers) if t.guide is not None}
     if guides:
-        logits_BTV = constrain(guides, [[]] * len(requests), logits_BTV)
+        logits_BTV = follow(guides, nothing, info.vocab_size)[1].constrain(logits_BTV)
     choice = choose(logits_BTV, position_BT, settings)
     if choice.short_B.any():  # host: once per newcomers
         choice = choose(logits_BTV, position_BT, settings, info.vocab_size)

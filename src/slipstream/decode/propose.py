@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -251,11 +252,31 @@ def make_chooser(settings: RowSettings, acceptor: str, noise: str, vocab_size: i
         return lambda logits_BKV, position_BK, ids_V: _draw(
             logits_BKV, position_BK, ids_V, settings, vocab_size
         )
-    if noise == "coupled" and settings.any_sampled:
-        return lambda logits_BKV, position_BK, ids_V: Proposal(
-            choose(logits_BKV, position_BK, settings, None, ids_V).ids_BT
-        )
-    return lambda logits_BKV, position_BK, ids_V: Proposal(named(logits_BKV.argmax(-1), ids_V))
+    coupled = noise == "coupled" and settings.any_sampled
+    return partial(_choose_drafts, settings=settings if coupled else None)
+
+
+def _choose_drafts(
+    logits_BKV: Tensor, position_BK: Tensor, ids_V: Tensor | None, settings: RowSettings | None
+) -> Proposal:
+    """The likeliest tokens, or the choices of some settings; and how to choose again among fewer."""
+
+    def chosen(logits_BKV: Tensor, position_BK: Tensor, settings: RowSettings | None) -> Tensor:
+        if settings is None:
+            return named(logits_BKV.argmax(-1), ids_V)
+        return choose(logits_BKV, position_BK, settings, None, ids_V).ids_BT
+
+    def again(rows: Sequence[int], slot: int, allowed_GV: Tensor) -> list[int]:
+        row_G = torch.tensor(rows, device=logits_BKV.device)
+        allowed_GV = allowed_GV.to(logits_BKV.device)
+        allowed_GV = allowed_GV if ids_V is None else allowed_GV[:, ids_V]
+        permitted_G1V = logits_BKV[row_G, slot].masked_fill(~allowed_GV, -torch.inf)[:, None]
+        own = None if settings is None else settings.of_rows(row_G)
+        ids_G1 = chosen(permitted_G1V, position_BK[row_G, slot, None], own)
+        ids: list[int] = ids_G1[:, 0].tolist()  # host: for grammars only
+        return ids
+
+    return Proposal(chosen(logits_BKV, position_BK, settings), again=again)
 
 
 def _draw(

@@ -11,7 +11,7 @@ from slipstream.core.options import EngineOptions
 from slipstream.core.records import Guide, TokenLogprob
 from slipstream.decode.accept import Proposal, Verdict, match, reject
 from slipstream.decode.backlog import Backlog
-from slipstream.decode.grammar import constrain
+from slipstream.decode.grammar import follow
 from slipstream.decode.history import History
 from slipstream.decode.logprobs import read_logprobs
 from slipstream.decode.propose import DraftChooser, Proposer
@@ -126,14 +126,15 @@ def pass_round(batch: Batch, visible: int, proposal: Proposal) -> Passed:
 
     Without grammars nothing here reads the device, and no shape depends on a value.
     """
+    permitted = None
+    if batch.guides:
+        proposal, permitted = follow(batch.guides, proposal, batch.target.info.vocab_size)
     ids_BT = torch.cat([batch.anchor_B[:, None], proposal.drafts_BK], dim=1)
-    # Read before the pass, so that on a GPU the grammars are asked while it runs.
-    drafts: list[list[int]] = proposal.drafts_BK.tolist() if batch.guides else []  # host: for grammars only
     verified = batch.target.verify(ids_BT, batch.length_B, batch.cache, visible, batch.row_B)
     position_BT = positions(batch, ids_BT.shape[1])
     logits_BTV = batch.history.adjust(verified.logits_BTV, proposal.drafts_BK, position_BT)
-    if batch.guides:
-        logits_BTV = constrain(batch.guides, drafts, logits_BTV)
+    if permitted is not None:
+        logits_BTV = permitted.constrain(logits_BTV)
     verdict, short_B = accept(batch, proposal, logits_BTV, position_BT)
     if batch.num_drafts and batch.proposer is not None:
         batch.proposer.extend(verified.features_BTE, position_BT - 1, visible, batch.row_B)

@@ -116,6 +116,18 @@ class RowSettings:
                 values[name] = keep(name, value)
         return replace(self, **values)
 
+    def of_rows(self, row_G: Tensor) -> RowSettings:
+        """Those of some rows; what any row needs stays as it is."""
+        return replace(
+            self,
+            temperature_B=self.temperature_B[row_G],
+            sampled_B=self.sampled_B[row_G],
+            seed_B=self.seed_B[row_G],
+            top_k_B=self.top_k_B[row_G],
+            top_p_B=self.top_p_B[row_G],
+            min_p_B=self.min_p_B[row_G],
+        )
+
 
 @dataclass(frozen=True)
 class Choice:

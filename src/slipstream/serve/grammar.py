@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from slipstream.core.errors import MissingExtraError
@@ -25,44 +25,78 @@ _COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_sepa
 class ParserGuide:
     """What a parser allows next; see `core.records.Guide`.
 
-    A grammar may turn out too complex half-way: the text then ends, and `failure` says why.
+    A parser counts what it was asked and gives up beyond a bound, so drafts could use up what the text
+    needs. One that gives up is replaced by a new one that has read nothing but the text. Where that gives
+    up too, the text ends, and `failure` says why.
 
     Args:
         tokenizer: of llguidance.
         grammar: compiled text of llguidance.
         end_ids: tokens that end a text.
         vocab_size: of the model.
+        limits: of the parser; None takes its own.
     """
 
     def __init__(
-        self, tokenizer: llguidance.LLTokenizer, grammar: str, end_ids: tuple[int, ...], vocab_size: int
+        self,
+        tokenizer: llguidance.LLTokenizer,
+        grammar: str,
+        end_ids: tuple[int, ...],
+        vocab_size: int,
+        limits: llguidance.LLParserLimits | None = None,
     ) -> None:
-        self._matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+        self._new = partial(llguidance.LLMatcher, tokenizer, grammar, log_level=0, limits=limits)
+        self._matcher = self._new()
+        self._said: list[int] = []
+        self._failed_after = 0
+        self.failure = str(self._matcher.get_error())
         bits = bytearray(-(-vocab_size // 8))
         for token in end_ids:
             bits[token // 8] |= 1 << token % 8
         self._end = bytes(bits)
 
-    @property
-    def failure(self) -> str:
-        """What went wrong; empty while nothing did."""
-        return str(self._matcher.get_error())
-
     def mask(self) -> bytes:
         """As the parser says; the end alone once it has failed."""
-        if self._matcher.is_error():
-            return self._end
-        mask: bytes = self._matcher.compute_bitmask()
+        mask = b"" if self.failure else self._ask()
         return mask if any(mask) else self._end
 
     def accept(self, token: int) -> bool:
         """Move on, if the parser allows it."""
-        return not self._matcher.is_error() and self._matcher.try_consume_tokens([token]) == 1
+        if self.failure:
+            return False
+        if self._matcher.try_consume_tokens([token]) != 1:
+            if not self._matcher.is_error():
+                return False
+            self._renew()
+            if self._matcher.try_consume_tokens([token]) != 1:
+                return False
+        self._said.append(token)
+        return True
 
     def back(self, count: int) -> None:
-        """Take tokens back."""
-        if count:
+        """Take tokens back, and a failure that came after them."""
+        if not count:
+            return
+        del self._said[-count:]
+        if self.failure and self._failed_after > len(self._said):
+            self.failure = ""
+        if self._matcher.is_error():
+            self._renew()
+        else:
             self._matcher.rollback(count)
+
+    def _ask(self) -> bytes:
+        mask: bytes = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            self._renew()
+            mask = self._matcher.compute_bitmask()
+            if self._matcher.is_error():
+                self.failure, self._failed_after = str(self._matcher.get_error()), len(self._said)
+        return b"" if self.failure else mask
+
+    def _renew(self) -> None:
+        self._matcher = self._new()
+        self._matcher.try_consume_tokens(self._said)
 
 
 class Grammars:
