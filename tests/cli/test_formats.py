@@ -128,7 +128,8 @@ def test_a_pair_that_cannot_work_exits_with_one(capsys, drafter, target, tmp_pat
     assert status == 1, "a random drafter has nothing accepted"
     assert "no draft is accepted" in document["verdict"][0]
     names = [row["reading"] for row in document["acceptance"]["mistakes"]]
-    assert {"causal blocks", "no chat template", "mask token 0"} <= set(names)
+    assert {"causal blocks", "no chat template"} <= set(names)
+    assert any(name.startswith("mask token") for name in names)
     config = read_drafter(drafter).config
     write_zlab(random_drafter(config, num_target_layers=9), tmp_path / "deep")
     status, _, err = call(capsys, "inspect", tmp_path / "deep", "-t", target, *FEW)

@@ -29,8 +29,8 @@ def test_the_bundled_pair_is_healthy(capsys):
     stated = found["acceptance"]["stated"]["acceptance_length"]
     assert found["acceptance"]["better"] is None
     assert stated > 1.5
-    for wrong in ("mask token 0", "rope over neighbouring channels", "first draft at the anchor's slot"):
-        assert scores[wrong] < stated - 0.3
+    for wrong in ("mask token", "rope over neighbouring channels", "first draft at the anchor's slot"):
+        assert next(score for name, score in scores.items() if name.startswith(wrong)) < stated - 0.3
 
 
 def test_a_wrong_anchor_rule_is_found_and_mended(capsys, tmp_path):

@@ -18,7 +18,7 @@ class InspectOptions:
     """
 
     answer_tokens: int = 96
-    anchors: int = 24
+    anchors: int = 96
 
     def __post_init__(self) -> None:
         """Refuse values outside their range.
