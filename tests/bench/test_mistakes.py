@@ -105,6 +105,8 @@ def test_turned_weights_are_the_other_rotation(target: Target, monkeypatch: pyte
     monkeypatch.setattr("slipstream.model.drafter.rotate", interleaved)
     assert (by_weights - run(drafter)).abs().max() < 1e-4
     assert (by_weights - plain).abs().max() > 1e-2
+    restored = wrong_readings(turned)["rope channels put apart once too often"]
+    assert all(torch.equal(a, b) for a, b in zip(restored.parameters(), drafter.parameters(), strict=True))
 
 
 def test_only_mistakes_that_can_be_made(target: Target) -> None:
@@ -114,6 +116,7 @@ def test_only_mistakes_that_can_be_made(target: Target) -> None:
         "causal blocks",
         "mask token 0",
         "rope over neighbouring channels",
+        "rope channels put apart once too often",
         "first draft at the anchor's slot",
     ]
     sliding = wrong_readings(make(target, causal=(True, False), windows=(4, None), mask_token_id=0))

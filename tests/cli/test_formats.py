@@ -137,6 +137,13 @@ def test_a_pair_that_cannot_work_exits_with_one(capsys, drafter, target, tmp_pat
     assert "number of target layers is 9, not 2" in err
 
 
+def test_a_fix_overwrites_nothing(capsys, drafter, target, tmp_path):
+    (tmp_path / "there").mkdir()
+    status, out, err = call(capsys, "inspect", drafter, "-t", target, *FEW, "--fix", tmp_path / "there")
+    assert (status, out) == (1, ""), "it is refused before anything is measured"
+    assert "there" in err
+
+
 def test_thinking_modes_are_tried_where_the_template_has_them(capsys, drafter, tmp_path):
     template = TEMPLATE + "{% if enable_thinking is defined and enable_thinking %}think{% endif %}"
     target = save_target(tmp_path / "t", template)

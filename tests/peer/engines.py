@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+import slipstream
+from slipstream.api import Session
+from slipstream.core.options import EngineOptions, SamplingOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / ".peers"
@@ -56,12 +61,27 @@ class Tally:
         return self.tokens / self.rounds
 
 
+def all_tokens_session() -> Session:
+    """The bundled pair as other engines run it: full blocks, drafts from all tokens."""
+    session = slipstream.load("smollm2", engine_options=EngineOptions(drafts="max"))
+    assert session.drafter is not None
+    session.drafter.draft_vocabulary = None
+    return session
+
+
+def tally(session: Session) -> Tally:
+    """The prompts decoded here, greedy, together."""
+    done = session.generate_batch(PROMPTS, SamplingOptions(max_tokens=TOKENS))
+    rounds = sum(one.rounds for one in done)
+    by_position = np.sum([one.accepted_per_position for one in done], axis=0) / rounds
+    return Tally(sum(one.completion_tokens - 1 for one in done), rounds, tuple(by_position.tolist()))
+
+
 def need(name: str, *inside: str) -> Path:
     """A path of a built engine, or a skip that says how to build it."""
-    path = PEERS / name / Path(*inside)
-    if not path.exists():
-        pytest.skip(f"{name} is not built; make peers builds it")
-    return path
+    if not (PEERS / name / "built").exists():  # the last thing that is written
+        pytest.skip(f"{name} is not built; make peers PEERS={name} builds it")
+    return PEERS / name / Path(*inside)
 
 
 def llama_binaries() -> Path:

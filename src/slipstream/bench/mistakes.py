@@ -6,7 +6,7 @@ trained for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,12 +26,18 @@ PROMPTS = (
     "Write a short story about a fox who learns to swim.",
     "Write a Python function that returns the largest number of a list.",
     "What are three good habits for staying healthy?",
+    "Explain what a budget is and how to make one.",
+    "Write a short note to thank a teacher.",
+    "List the steps to change the tyre of a bicycle.",
+    "What is the difference between weather and climate?",
 )
 STATED = "as stated"
 #: A wrong reading must be better than the stated one by so many standard errors of their paired difference.
 _SURE = 3.0
 #: Blocks per answer on which every special token is tried as the mask.
 _MASK_ANCHORS = 8
+#: The likeliest of them are then scored on all blocks.
+_MASKS_SCORED = 4
 #: Special tokens tried at most; some vocabularies reserve hundreds.
 _MASKS = 40
 
@@ -110,23 +116,20 @@ def diagnose(
         texts: prompts as token ids.
         options: how many answers' blocks.
         other_texts: the same prompts rendered otherwise (no chat template, another thinking mode), by name.
-        mask_ids: tokens that could be the mask; the likeliest of them is one of the readings.
+        mask_ids: tokens that could be the mask; the likeliest of them becomes one of the readings.
     """
     taps = target.tap_ids
     try:
         answers = answer(target, texts, options)
         features: dict[tuple[int, ...], list[Tensor]] = {}
 
-        def score(one: Drafter, name: str, anchors: int = options.anchors) -> Score:
+        def score(one: Drafter, name: str = "", anchors: int = options.anchors) -> Score:
             key = one.config.target_layer_ids
             if key not in features:
                 features[key] = _features(target, key, answers)
             return _score(target, one, answers, features[key], anchors, name)
 
-        tried = [_as(drafter, mask_token_id=one) for one in mask_ids if one != drafter.config.mask_token_id]
-        few = [score(one, "", _MASK_ANCHORS) for one in tried]
-        likeliest = max(few, key=lambda one: one.mean_log_p).drafter if few else None
-        mask = None if likeliest is None else likeliest.config.mask_token_id
+        mask = _likeliest_mask(drafter, mask_ids, score)
         stated = score(drafter, STATED)
         wrong = wrong_readings(drafter, mask_token_id=mask, rope_theta=target.info.rope_theta)
         others = [score(one, name) for name, one in wrong.items()]
@@ -140,6 +143,14 @@ def diagnose(
     fixable = [one for one in others if one.drafter is not None and _clearly_better(one, stated)]
     better = max(fixable, key=lambda one: one.mean_log_p) if fixable else None
     return Diagnosis(stated, tuple(others), better)
+
+
+def _likeliest_mask(drafter: Drafter, ids: Sequence[int], score: Callable[..., Score]) -> int | None:
+    """Of other tokens than the stated one: first on a few blocks, then the best of them on all."""
+    reads = {one: _as(drafter, mask_token_id=one) for one in ids if one != drafter.config.mask_token_id}
+    few = {one: score(read, anchors=_MASK_ANCHORS).mean_log_p for one, read in reads.items()}
+    best = sorted(few, key=lambda one: few[one], reverse=True)[:_MASKS_SCORED]
+    return max(best, key=lambda one: score(reads[one]).mean_log_p, default=None)
 
 
 def mask_candidates(tokenizer: Any, rows: int) -> tuple[int, ...]:
@@ -172,7 +183,7 @@ def wrong_readings(
 
     Args:
         drafter: as stated.
-        mask_token_id: the other mask token to try; None takes one end of the vocabulary.
+        mask_token_id: a mask token to try besides one end of the vocabulary.
         rope_theta: of the target.
     """
     config = drafter.config
@@ -185,11 +196,11 @@ def wrong_readings(
         made[name] = _as(drafter, causal=causal)
     if any(window is not None for window in config.windows):
         made["window ignored"] = _as(drafter, windows=(None,) * config.num_layers)
-    other = mask_token_id
-    if other is None:
-        other = 0 if config.mask_token_id else config.vocab_size - 1
-    made[f"mask token {other}"] = _as(drafter, mask_token_id=other)
+    for mask in (0 if config.mask_token_id else config.vocab_size - 1, mask_token_id):
+        if mask is not None and mask != config.mask_token_id:
+            made[f"mask token {mask}"] = _as(drafter, mask_token_id=mask)
     made["rope over neighbouring channels"] = _turned(drafter)
+    made["rope channels put apart once too often"] = _turned(drafter, back=True)
     if rope_theta is not None and rope_theta != config.rope_theta:
         made[f"the target's rope theta {rope_theta:g}"] = _as(drafter, rope_theta=rope_theta)
     slot = "mask" if config.from_anchor else "anchor's"
@@ -239,12 +250,14 @@ def _with_weights(drafter: Drafter, config: DraftConfig, weights: Mapping[str, T
     return made.eval().requires_grad_(False)
 
 
-def _turned(drafter: Drafter) -> Drafter:
+def _turned(drafter: Drafter, back: bool = False) -> Drafter:
     """Rotating channels 2i and 2i + 1 together is rotating halves of heads whose channels are put in that
-    order.
+    order; back undoes that for weights that were put in it although they rotate halves.
     """
     width = drafter.config.head_dim
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
+    if back:
+        order = order.argsort()
     weights = dict(drafter.state_dict())
     for name, weight in weights.items():
         if ".q_" in name or ".k_" in name:  # projections and norms, in rows of heads

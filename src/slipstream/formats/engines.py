@@ -138,7 +138,7 @@ RULES: Final[dict[str, Rules]] = {
     ),
     "llama.cpp": Rules(
         "llama.cpp",
-        "October 2026",
+        "b11434, October 2026",
         layouts=("gguf",),
         sliding_causal=False,
         window_flag=True,
@@ -148,16 +148,19 @@ RULES: Final[dict[str, Rules]] = {
     ),
     "ollama": Rules(
         "Ollama (GGUF)",
-        "fb307609, August 2026",
+        "0.35 (source 00f6d620)",
         layouts=("gguf",),
         sliding_causal=False,
         window_flag=True,
         scales=frozenset(_SCALES),
-        notes=("draft_num_predict is 4 unless it is given",),
+        notes=(
+            "draft_num_predict is 4 unless it is given",
+            "releases up to 0.31 start every drafter as one of another kind (draft-mtp)",
+        ),
     ),
     "ollama-mlx": Rules(
         "Ollama (MLX)",
-        "fb307609, August 2026",
+        "0.35 (source 7b003b5a)",
         causal_keys=("dflash_config.causal",),
         use_swa=False,
         ids=("nested",),
