@@ -125,8 +125,7 @@ def llama_server(target: Path, drafter: Path | None, drafts: int, threads: int =
         process.wait()
 
 
-def complete(address: str, ids: Sequence[int], tokens: int) -> dict[str, Any]:
-    """One greedy completion of token ids."""
+def _request(address: str, ids: Sequence[int], tokens: int, **more: Any) -> urllib.request.Request:
     body = {
         "prompt": list(ids),
         "n_predict": tokens,
@@ -134,10 +133,35 @@ def complete(address: str, ids: Sequence[int], tokens: int) -> dict[str, Any]:
         "top_k": 1,
         "cache_prompt": False,
         "return_tokens": True,
+        **more,
     }
-    request = urllib.request.Request(
+    return urllib.request.Request(
         f"{address}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=240) as reply:
+
+
+def complete(address: str, ids: Sequence[int], tokens: int) -> dict[str, Any]:
+    """One greedy completion of token ids."""
+    with urllib.request.urlopen(_request(address, ids, tokens), timeout=240) as reply:
         answer: dict[str, Any] = json.load(reply)
     return answer
+
+
+def accepted_by_round(address: str, ids: Sequence[int], tokens: int) -> tuple[int, list[int]]:
+    """Tokens of a greedy completion, and how many drafts each round of it kept.
+
+    llama.cpp does not say that; but with every token it says how many drafts it made and kept so far.
+    """
+    said, before, kept = 0, (0, 0), []
+    request = _request(address, ids, tokens, stream=True, timings_per_token=True)
+    with urllib.request.urlopen(request, timeout=240) as reply:
+        for line in reply:
+            if not line.startswith(b"data: "):
+                continue
+            timings = json.loads(line[6:]).get("timings", {})
+            now = (timings.get("draft_n", 0), timings.get("draft_n_accepted", 0))
+            said = timings.get("predicted_n", said)
+            if now[0] > before[0]:
+                kept.append(now[1] - before[1])
+                before = now
+    return said, kept

@@ -41,8 +41,15 @@ def serving_notes(
     """
     rules = RULES[engine]
     drafts = config.block_size - 1
+    proof = (
+        f"exports were run and compared in {rules.ran}"
+        if rules.ran
+        else "by its published source, not by a run"
+    )
     lines = [
         f"# Serving with {rules.name} {rules.version}",
+        "",
+        f"Written for this version: {proof}.",
         "",
         f"Drafter in the {layout} layout: blocks of {config.block_size} slots, the anchor and "
         f"{drafts} drafts; "
@@ -147,10 +154,9 @@ def _ollama(config: DraftConfig, names: Names) -> list[str]:
 
 def _ollama_advice(config: DraftConfig) -> list[str]:
     return [
-        "By Ollama's published source, not by a run: it sees that the file after `DRAFT` is of the "
-        "architecture `dflash` and starts its own llama-server with `--spec-type draft-dflash`, as the list "
-        "of processes then shows. Releases up to 0.31 start every drafter as one of another kind "
-        "(`draft-mtp`): update those.",
+        "Ollama sees that the file after `DRAFT` is of the architecture `dflash` and starts its own "
+        "llama-server with `--spec-type draft-dflash`, as the list of processes then shows. Releases up to "
+        "0.31 start every drafter as one of another kind (`draft-mtp`): update those.",
         "Its MLX runner drafts with DFlash for targets of the Laguna and Muse families alone, so these are "
         "GGUF files; do not give the drafter as a folder.",
         f"`PARAMETER draft_num_predict {config.block_size - 1}` is in the Modelfile; without it 4 are "
