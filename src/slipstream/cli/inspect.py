@@ -207,8 +207,11 @@ def _print_acceptance(console: Any, found: Diagnosis) -> None:
         table.add_row(score.name, f"{score.acceptance_length:.2f}", f"{score.mean_log_p:.2f}", shares)
     console.print(table)
     for score in found.others:
-        more = score.acceptance_length > found.stated.acceptance_length
-        if more and score.drafter is not None and score is not found.better:
+        if score.acceptance_length <= found.stated.acceptance_length or score is found.better:
+            continue
+        if score.drafter is None:
+            console.print(f"note: with {score.name} it accepts more; perhaps it was trained on such texts")
+        else:
             console.print(f"note: {score.name} accepts a little more here, within what chance explains")
     if found.better is not None:
         console.print(
