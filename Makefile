@@ -40,9 +40,11 @@ format: $(VENV)/.installed-dev
 gpu: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/gpu.py -o gpu.json $(ARGS)
 
-# About 3 GB; what cannot be built is named, and its tests are skipped.
+# vLLM takes 3.5 GB, the others 0.1; what cannot be built is named, and its tests are skipped.
+PEERS ?= llama.cpp converter vllm
+
 peers: $(VENV)/.installed-dev
-	-$(BIN)/python benchmarks/peers/build.py
+	-$(BIN)/python benchmarks/peers/build.py $(PEERS)
 
 # The stamp files keep a second call from installing again.
 $(BIN)/python:

@@ -57,7 +57,7 @@ def main() -> None:
         }
         rates: dict[str, Rate] = {}
         for name in options.engines.split(","):
-            if name != "slipstream" and not (PEERS / name).exists():
+            if name != "slipstream" and not (PEERS / name / "built").exists():
                 print(f"{name} is not built; make peers builds it")
                 continue
             rates[name] = engines[name]()

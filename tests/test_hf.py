@@ -62,13 +62,15 @@ def test_several_answers_differ(pair):
     assert len({tuple(row) for row in found.tolist()}) == 3
 
 
-def test_an_answer_is_streamed(pair, capsys):
+@pytest.mark.parametrize("given_to", ["generate", "speculate"])
+def test_an_answer_is_streamed(pair, capsys, given_to):
     model, draft = pair
     tokenizer = tiny_tokenizer()
     streamer = TextStreamer(tokenizer, skip_prompt=True)
+    mine, its = (None, streamer) if given_to == "generate" else (streamer, None)
     found = model.generate(
-        **inputs([5, 6, 7]), max_new_tokens=16, do_sample=False, pad_token_id=258,
-        custom_generate=speculate(draft, streamer=streamer),
+        **inputs([5, 6, 7]), max_new_tokens=16, do_sample=False, pad_token_id=258, streamer=its,
+        custom_generate=speculate(draft, streamer=mine),
     )  # fmt: skip
     assert capsys.readouterr().out.strip() == tokenizer.decode(found[0, 3:]).strip()
 

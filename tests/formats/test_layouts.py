@@ -65,8 +65,31 @@ def test_the_bundled_drafter_survives_the_round_trip(tmp_path: Path) -> None:
     drafter = read_drafter(BUNDLED, dtype=torch.bfloat16)
     again = around(drafter, tmp_path)
     assert_same(again, drafter)
-    assert again.draft_vocabulary is None, "a hint of ours that other layouts do not hold"
-    assert read_drafter(tmp_path / "1").draft_vocabulary is not None
+    assert drafter.draft_vocabulary is not None
+    assert again.draft_vocabulary is not None
+    assert torch.equal(again.draft_vocabulary, drafter.draft_vocabulary)
+
+
+@pytest.mark.parametrize("ids", [[], [5, 3], [3, 3], [-1, 3], [3, 10**6], ["3"]])
+def test_a_damaged_list_of_drafted_tokens_is_refused(
+    config: DraftConfig, ids: list[Any], tmp_path: Path
+) -> None:
+    write_speculators(random_drafter(config), tmp_path / "s")
+    (tmp_path / "s" / "draft_vocabulary.json").write_text(json.dumps({"token_ids": ids}))
+    with pytest.raises(CheckpointError, match="no ascending list of tokens"):
+        read_drafter(tmp_path / "s")
+
+
+def test_a_list_in_a_gguf_file_must_fit(config: DraftConfig, tmp_path: Path) -> None:
+    drafter = random_drafter(config)
+    drafter.draft_vocabulary = torch.tensor([1, 5])
+    write_gguf_drafter(drafter, tmp_path / "d.gguf")
+    data = (tmp_path / "d.gguf").read_bytes()
+    place = data.index(b"slipstream.draft_vocabulary") + len("slipstream.draft_vocabulary") + 4 + 4 + 8
+    assert data[place] == 1
+    (tmp_path / "d.gguf").write_bytes(data[:place] + b"\x07" + data[place + 1 :])
+    with pytest.raises(CheckpointError, match="no ascending list of tokens"):
+        read_drafter(tmp_path / "d.gguf")
 
 
 def test_layouts_are_recognised_by_what_they_hold(config: DraftConfig, tmp_path: Path) -> None:

@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+import slipstream
+from slipstream.api import Session
+from slipstream.core.options import EngineOptions, SamplingOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / ".peers"
@@ -56,12 +61,27 @@ class Tally:
         return self.tokens / self.rounds
 
 
+def all_tokens_session() -> Session:
+    """The bundled pair as other engines run it: full blocks, drafts from all tokens."""
+    session = slipstream.load("smollm2", engine_options=EngineOptions(drafts="max"))
+    assert session.drafter is not None
+    session.drafter.draft_vocabulary = None
+    return session
+
+
+def tally(session: Session) -> Tally:
+    """The prompts decoded here, greedy, together."""
+    done = session.generate_batch(PROMPTS, SamplingOptions(max_tokens=TOKENS))
+    rounds = sum(one.rounds for one in done)
+    by_position = np.sum([one.accepted_per_position for one in done], axis=0) / rounds
+    return Tally(sum(one.completion_tokens - 1 for one in done), rounds, tuple(by_position.tolist()))
+
+
 def need(name: str, *inside: str) -> Path:
     """A path of a built engine, or a skip that says how to build it."""
-    path = PEERS / name / Path(*inside)
-    if not path.exists():
-        pytest.skip(f"{name} is not built; make peers builds it")
-    return path
+    if not (PEERS / name / "built").exists():  # the last thing that is written
+        pytest.skip(f"{name} is not built; make peers PEERS={name} builds it")
+    return PEERS / name / Path(*inside)
 
 
 def llama_binaries() -> Path:
@@ -105,8 +125,7 @@ def llama_server(target: Path, drafter: Path | None, drafts: int, threads: int =
         process.wait()
 
 
-def complete(address: str, ids: Sequence[int], tokens: int) -> dict[str, Any]:
-    """One greedy completion of token ids."""
+def _request(address: str, ids: Sequence[int], tokens: int, **more: Any) -> urllib.request.Request:
     body = {
         "prompt": list(ids),
         "n_predict": tokens,
@@ -114,10 +133,35 @@ def complete(address: str, ids: Sequence[int], tokens: int) -> dict[str, Any]:
         "top_k": 1,
         "cache_prompt": False,
         "return_tokens": True,
+        **more,
     }
-    request = urllib.request.Request(
+    return urllib.request.Request(
         f"{address}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=240) as reply:
+
+
+def complete(address: str, ids: Sequence[int], tokens: int) -> dict[str, Any]:
+    """One greedy completion of token ids."""
+    with urllib.request.urlopen(_request(address, ids, tokens), timeout=240) as reply:
         answer: dict[str, Any] = json.load(reply)
     return answer
+
+
+def accepted_by_round(address: str, ids: Sequence[int], tokens: int) -> tuple[int, list[int]]:
+    """Tokens of a greedy completion, and how many drafts each round of it kept.
+
+    llama.cpp does not say that; but with every token it says how many drafts it made and kept so far.
+    """
+    said, before, kept = 0, (0, 0), []
+    request = _request(address, ids, tokens, stream=True, timings_per_token=True)
+    with urllib.request.urlopen(request, timeout=240) as reply:
+        for line in reply:
+            if not line.startswith(b"data: "):
+                continue
+            timings = json.loads(line[6:]).get("timings", {})
+            now = (timings.get("draft_n", 0), timings.get("draft_n_accepted", 0))
+            said = timings.get("predicted_n", said)
+            if now[0] > before[0]:
+                kept.append(now[1] - before[1])
+                before = now
+    return said, kept

@@ -8,40 +8,32 @@ import subprocess
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 
-import slipstream
 from slipstream.api import Session
-from slipstream.core.options import EngineOptions, SamplingOptions
 from slipstream.formats.export import export_drafter
 from slipstream.target import model_folder
-from tests.peer.engines import PROMPTS, ROOT, TOKENS, Tally, need
+from tests.peer.engines import PROMPTS, ROOT, TOKENS, Tally, all_tokens_session, need, tally
 
 pytestmark = [pytest.mark.peer, pytest.mark.real]
 
 
 @pytest.fixture(scope="module")
 def session() -> Session:
-    session = slipstream.load("smollm2", engine_options=EngineOptions(drafts="max"))
-    assert session.drafter is not None
-    session.drafter.draft_vocabulary = None  # vLLM drafts from all tokens
-    return session
+    return all_tokens_session()
 
 
 @pytest.fixture(scope="module")
 def mine(session: Session) -> Tally:
-    done = [session.generate(prompt, SamplingOptions(max_tokens=TOKENS)) for prompt in PROMPTS]
-    rounds = sum(one.rounds for one in done)
-    by_position = np.sum([one.accepted_per_position for one in done], axis=0) / rounds
-    return Tally(sum(one.completion_tokens - 1 for one in done), rounds, tuple(by_position.tolist()))
+    return tally(session)
 
 
 @pytest.mark.parametrize("layout", ["zlab", "speculators"])
 def test_acceptance_is_ours_within_five_percent(
-    layout: Literal["zlab", "speculators"], session: Session, mine: Tally, tmp_path: Path
+    layout: Literal["zlab", "speculators"], session: Session, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     python = need("vllm", "bin", "python")
+    mine: Tally = request.getfixturevalue("mine")
     assert session.drafter is not None
     export_drafter(session.drafter, tmp_path / "out", "vllm", layout=layout)
     script = ROOT / "benchmarks" / "peers" / "run_vllm.py"

@@ -45,16 +45,20 @@ def inspect(
         drafter: a folder, a GGUF file, a hub id, or smollm2 (the bundled one).
         target: its target; with it, acceptance is measured as stated and under the usual mistakes.
         engine: show this one alone.
-        fix: write the drafter as the better reading has it to this folder, where there is one.
+        fix: write the drafter as the better reading has it to this folder, where there is one, in the z-lab
+            layout (or the speculators layout, if it drafts from the anchor's slot).
         json: print one JSON document.
     """
     from slipstream.api import drafter_path
+    from slipstream.core.files import refuse_existing
     from slipstream.formats.doctor import examine
     from slipstream.target import load_target
 
+    if fix is not None:
+        if not target:
+            raise InputError("--fix needs the target: name it with -t")
+        refuse_existing(fix, force=False)
     loaded = load_target(target, loading, say) if target else None
-    if fix is not None and loaded is None:
-        raise InputError("--fix needs the target: name it with -t")
     read, findings = examine(drafter_path(drafter, say), loaded.info if loaded else None, loaded)
     if engine != "all":
         findings = replace(findings, readings={engine: findings.readings[engine]})
@@ -65,12 +69,12 @@ def inspect(
     else:
         _print(findings, found, verdict)
     if fix is not None:
-        _fix(found, fix)
+        _fix(found, findings, fix)
     return 1 if verdict else 0
 
 
 def _diagnose(target: Target, drafter: Drafter, options: InspectOptions) -> Diagnosis:
-    from slipstream.bench.mistakes import PROMPTS, diagnose
+    from slipstream.bench.mistakes import PROMPTS, diagnose, mask_candidates
 
     tokenizer: Any = target.tokenizer
     if tokenizer is None:
@@ -93,7 +97,8 @@ def _diagnose(target: Target, drafter: Drafter, options: InspectOptions) -> Diag
                 others.append((f"thinking {'on' if mode else 'off'}", changed))
     say("Measuring acceptance as stated and under the usual mistakes")
     moved = drafter.to(target.device, target.dtype)
-    return diagnose(target, moved, texts, options, others)
+    masks = mask_candidates(tokenizer, target.info.embedding_rows)
+    return diagnose(target, moved, texts, options, others, masks)
 
 
 def _verdict(findings: Findings, found: Diagnosis | None, engine: str) -> list[str]:
@@ -112,13 +117,19 @@ def _verdict(findings: Findings, found: Diagnosis | None, engine: str) -> list[s
     return verdict
 
 
-def _fix(found: Diagnosis | None, folder: Path) -> None:
-    from slipstream.formats import write_zlab
+def _fix(found: Diagnosis | None, findings: Findings, folder: Path) -> None:
+    """Write what was measured from the stored weights, not from those in the target's dtype."""
+    import torch
+
+    from slipstream.bench.mistakes import as_read
+    from slipstream.formats import read_drafter, write_speculators, write_zlab
 
     if found is None or found.better is None or found.better.drafter is None:
-        say("note: no other reading accepts clearly more, so there is nothing to fix")
+        say("note: no other reading is clearly better, so there is nothing to fix")
         return
-    write_zlab(found.better.drafter, folder)
+    stored = read_drafter(findings.path, dtype=torch.bfloat16)
+    mended = as_read(stored, found.better)
+    (write_speculators if mended.config.from_anchor else write_zlab)(mended, folder)
     say(f"note: wrote the drafter with {found.better.name} to {folder}")
 
 
@@ -145,6 +156,7 @@ def _score(score: Score) -> dict[str, Any]:
         "reading": score.name,
         "acceptance_length": score.acceptance_length,
         "by_position": list(score.by_position),
+        "log_p": score.mean_log_p,
         "blocks": len(score.lengths),
     }
 
@@ -171,9 +183,12 @@ def _print(findings: Findings, found: Diagnosis | None, verdict: list[str]) -> N
     for sentence in verdict:
         console.print(f"cannot work: {sentence}")
     if not verdict:
-        console.print(
-            "verdict: it works as stated" if found else "verdict: readable; name its target with -t to try it"
+        works = (
+            "it works as stated"
+            if found and found.better is None
+            else "it works, but another reading is better"
         )
+        console.print(f"verdict: {works if found else 'readable; name its target with -t to try it'}")
 
 
 def _print_acceptance(console: Any, found: Diagnosis) -> None:
@@ -181,18 +196,27 @@ def _print_acceptance(console: Any, found: Diagnosis) -> None:
 
     blocks = len(found.stated.lengths)
     table = Table(
-        "reading", "tokens per round", "right up to draft 1, 2, ...", title=f"Teacher-forced, {blocks} blocks"
+        "reading",
+        "tokens per round",
+        "log p",
+        "right up to draft 1, 2, ...",
+        title=f"Teacher-forced, {blocks} blocks",
     )
     for score in (found.stated, *found.others):
         shares = " ".join(f"{share:.2f}" for share in score.by_position)
-        table.add_row(score.name, f"{score.acceptance_length:.2f}", shares)
+        table.add_row(score.name, f"{score.acceptance_length:.2f}", f"{score.mean_log_p:.2f}", shares)
     console.print(table)
     for score in found.others:
-        if score.acceptance_length > found.stated.acceptance_length and score is not found.better:
+        if score.acceptance_length <= found.stated.acceptance_length or score is found.better:
+            continue
+        if score.drafter is None:
+            console.print(f"note: with {score.name} it accepts more; perhaps it was trained on such texts")
+        else:
             console.print(f"note: {score.name} accepts a little more here, within what chance explains")
     if found.better is not None:
         console.print(
-            f"STATED WRONGLY? With {found.better.name} it accepts "
-            f"{found.better.acceptance_length:.2f} tokens per "
-            f"round, as stated {found.stated.acceptance_length:.2f}; --fix FOLDER writes it that way."
+            f"STATED WRONGLY? With {found.better.name} it accepts {found.better.acceptance_length:.2f} "
+            f"tokens per round, as stated {found.stated.acceptance_length:.2f}, and gives the right tokens "
+            f"the log-probability {found.better.mean_log_p:.2f} instead of {found.stated.mean_log_p:.2f}; "
+            "--fix FOLDER writes it that way."
         )

@@ -17,8 +17,8 @@ class InspectOptions:
         anchors: blocks scored per answer, evenly spread.
     """
 
-    answer_tokens: int = 96
-    anchors: int = 24
+    answer_tokens: int = 128
+    anchors: int = 128
 
     def __post_init__(self) -> None:
         """Refuse values outside their range.

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from torch import Tensor
 from slipstream.core.errors import CheckpointError
 from slipstream.model import DraftConfig, Drafter, decode_masks
 
+#: A list of tokens to draft from is Slipstream's own; other engines do not look at it and draft from all.
+DRAFTED_NAME = "draft_vocabulary.json"
 #: Larger integers are damage, not shapes.
 MOST = 1 << 31
 _LAYERS = 512
@@ -193,6 +196,37 @@ def stored_tensors(drafter: Drafter, dtype: torch.dtype) -> dict[str, Tensor]:
     return {name: t.detach().to("cpu", dtype).contiguous() for name, t in drafter.state_dict().items()}
 
 
+def drafted_tokens(ids: Any, vocab_size: int, place: str) -> Tensor:
+    """Ids of the tokens that are drafted.
+
+    Raises:
+        CheckpointError: they are not distinct ascending tokens.
+    """
+    numbers = isinstance(ids, list) and ids and all(type(token) is int for token in ids)
+    if not numbers or ids[0] < 0 or ids[-1] >= vocab_size or any(a >= b for a, b in pairwise(ids)):
+        raise CheckpointError(f"{place} holds no ascending list of tokens below {vocab_size}")
+    return torch.tensor(ids)
+
+
+def read_drafted(folder: Path, vocab_size: int) -> Tensor | None:
+    """The list of drafted tokens beside a checkpoint, if there is one.
+
+    Raises:
+        CheckpointError: they are not distinct ascending tokens.
+    """
+    path = folder / DRAFTED_NAME
+    if not path.exists():
+        return None
+    return drafted_tokens(read_json(path).get("token_ids"), vocab_size, str(path))
+
+
+def write_drafted(drafter: Drafter, folder: Path) -> None:
+    """The list of drafted tokens, if the drafter has one."""
+    if drafter.draft_vocabulary is not None:
+        ids = json.dumps({"token_ids": drafter.draft_vocabulary.tolist()})
+        (folder / DRAFTED_NAME).write_text(ids + "\n", encoding="utf-8")
+
+
 @contextmanager
 def writing_folder(folder: Path, force: bool, names: Callable[[Path], set[str]]) -> Iterator[Path]:
     """A temporary folder that takes its name only once the block has ended without an error.
@@ -244,6 +278,11 @@ def compare_back(drafter: Drafter, again: Drafter, dtype: torch.dtype) -> None:
     for name in before.__dataclass_fields__:
         if getattr(before, name) != getattr(after, name):
             raise CheckpointError(f"{name} reads back as {getattr(after, name)!r}, so nothing was written")
+    lists = [
+        None if one.draft_vocabulary is None else one.draft_vocabulary.tolist() for one in (drafter, again)
+    ]
+    if lists[0] != lists[1]:
+        raise CheckpointError("the list of drafted tokens reads back differently, so nothing was written")
     meant, found = stored_tensors(drafter, dtype), again.state_dict()
     wrong = [
         name for name, tensor in meant.items() if not torch.equal(tensor.float(), found[name].float().cpu())

@@ -27,6 +27,7 @@ class Rules:
     Attributes:
         name: of the engine and its path, if it has several.
         version: that the rules describe.
+        ran: where our exports were run and compared; empty where the rules are known from what is published.
         layouts: that it loads.
         causal_keys: where it looks for one causality of all layers, in this order: `is_causal` (top level),
             `dflash_config.is_causal`, `dflash_config.causal`.
@@ -42,6 +43,7 @@ class Rules:
 
     name: str
     version: str
+    ran: str = ""
     layouts: tuple[Layout, ...] = ("zlab",)
     causal_keys: tuple[str, ...] = ("is_causal", "dflash_config.causal")
     sliding_causal: bool = True
@@ -97,6 +99,7 @@ RULES: Final[dict[str, Rules]] = {
     "dflash": Rules(
         "dflash (PyPI)",
         "0.1.0",
+        ran="dflash 0.1.0 on a CPU",
         causal_keys=("dflash_config.is_causal", "is_causal"),
         use_swa=False,
         scales=frozenset(_SCALES),
@@ -107,6 +110,7 @@ RULES: Final[dict[str, Rules]] = {
     "vllm": Rules(
         "vLLM",
         "0.33.0",
+        ran="vLLM 0.32.0 on a CPU",
         layouts=("zlab", "speculators", "deepspec"),
         block_default=None,
         notes=(
@@ -138,7 +142,8 @@ RULES: Final[dict[str, Rules]] = {
     ),
     "llama.cpp": Rules(
         "llama.cpp",
-        "October 2026",
+        "b11434, October 2026",
+        ran="llama.cpp b11434 on a CPU",
         layouts=("gguf",),
         sliding_causal=False,
         window_flag=True,
@@ -148,16 +153,19 @@ RULES: Final[dict[str, Rules]] = {
     ),
     "ollama": Rules(
         "Ollama (GGUF)",
-        "fb307609, August 2026",
+        "0.35 (source 00f6d620)",
         layouts=("gguf",),
         sliding_causal=False,
         window_flag=True,
         scales=frozenset(_SCALES),
-        notes=("draft_num_predict is 4 unless it is given",),
+        notes=(
+            "draft_num_predict is 4 unless it is given",
+            "releases up to 0.31 start every drafter as one of another kind (draft-mtp)",
+        ),
     ),
     "ollama-mlx": Rules(
         "Ollama (MLX)",
-        "fb307609, August 2026",
+        "0.35 (source 7b003b5a)",
         causal_keys=("dflash_config.causal",),
         use_swa=False,
         ids=("nested",),

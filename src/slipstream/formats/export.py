@@ -24,6 +24,10 @@ _HINT = (
     "Slipstream drafts from {count} frequent tokens alone with this drafter; {name} does not know "
     "that list and drafts from all tokens, so its acceptance may differ a little."
 )
+_NO_INT8 = (
+    "8-bit weights are written in the gguf layout only, not in {layout}; leave --int8 out (vLLM and SGLang "
+    "can quantise a drafter while they load it)"
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def export_drafter(
             "target with -t"
         )
     if int8 and layout != "gguf":
-        raise CheckpointError(f"8-bit weights are written in the gguf layout only, not in {layout}")
+        raise CheckpointError(_NO_INT8.format(layout=layout))
     raw = render_speculators(drafter.config, "bfloat16") if layout == "speculators" else None
     if layout == "gguf":
         check_expressible(drafter.config)

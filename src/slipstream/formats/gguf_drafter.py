@@ -18,6 +18,7 @@ from slipstream.formats.checkpoint import (
     build_drafter,
     check_layers,
     compare_back,
+    drafted_tokens,
     integer,
     number,
     stored_tensors,
@@ -40,6 +41,7 @@ from slipstream.model import DraftConfig, Drafter, TargetShape
 
 ARCHITECTURE: Final = "dflash"
 MASK_KEY: Final = "tokenizer.ggml.mask_token_id"
+DRAFTED_KEY: Final = "slipstream.draft_vocabulary"
 #: Ours to theirs, outside the layers.
 _OUTER: Final = {"fc": "fc", "hidden_norm": "enc.output_norm", "norm": "output_norm"}
 #: Ours to theirs, inside a layer.
@@ -88,6 +90,8 @@ _OTHER: Final = frozenset(
         "vocab_size",
     )
 )
+#: Keys under `slipstream.`.
+_OURS: Final = frozenset((*_FLOATS, "num_target_layers", "vocab_size", "draft_vocabulary"))
 _DSPARK: Final = frozenset(("sample_from_anchor", "has_confidence_head"))
 _DFLASH2: Final = frozenset(("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"))
 #: Prefixes of keys that say nothing about the computation.
@@ -133,6 +137,9 @@ def read_gguf_drafter(
         tensors[TO_TARGET] = tensors[TO_TARGET] - torch.arange(len(tensors[TO_TARGET]))
     ids = take_ends(tensors, config.vocab_size, ends)
     drafter = build_drafter(config, tensors, device, dtype)
+    own = fields.get(DRAFTED_KEY)
+    if ids is None and own is not None:
+        ids = drafted_tokens(own, config.vocab_size, f"{DRAFTED_KEY} in {path}")
     drafter.draft_vocabulary = ids
     return drafter
 
@@ -150,7 +157,7 @@ def write_gguf_drafter(
     """Write a drafter, read it back, compare, then rename.
 
     Args:
-        drafter: to write; its list of drafted tokens is not part of the layout and stays out.
+        drafter: to write; its list of drafted tokens is a key of ours that other readers skip.
         path: of the file.
         vocabulary: the target's; llama.cpp wants it in the drafter's file as well.
         name: shown by engines.
@@ -174,6 +181,8 @@ def write_gguf_drafter(
         if vocabulary is not None:
             put_vocabulary(writer, vocabulary)
         writer.add_uint32(MASK_KEY, config.mask_token_id)
+        if drafter.draft_vocabulary is not None:
+            writer.add_array(DRAFTED_KEY, drafter.draft_vocabulary.tolist())
         for ours, theirs in tensor_names(config.num_layers).items():
             if int8 and takes_int8(tensors[ours]):
                 put_int8(writer, theirs, tensors[ours])
@@ -181,6 +190,7 @@ def write_gguf_drafter(
                 put_tensor(writer, theirs, tensors[ours], dtype)
         if int8:
             meant = build_drafter(config, round_to_int8(tensors), "cpu", torch.float32)
+            meant.draft_vocabulary = drafter.draft_vocabulary
             compare_back(meant, read_gguf_drafter(finish()), torch.float32)
         else:
             compare_back(drafter, read_gguf_drafter(finish(), dtype=dtype), dtype)
@@ -292,9 +302,7 @@ def _refuse_unknown(fields: Mapping[str, Any], own: Mapping[str, Any], extra: Ma
         raise CheckpointError("this is a DFlash 2 drafter, which is not supported")
     known = _OTHER | _DSPARK | _DFLASH2 | set(_INTEGERS.values()) | {key for key, _ in _FLOATS.values()}
     wrong = [f"dflash.{key}" for key in own if key not in known]
-    wrong += [
-        f"slipstream.{key}" for key in extra if key not in {*_FLOATS, "num_target_layers", "vocab_size"}
-    ]
+    wrong += [f"slipstream.{key}" for key in extra if key not in _OURS]
     wrong += [key for key in fields if not key.startswith(("dflash.", "slipstream.", *_INERT))]
     if wrong:
         raise CheckpointError(f"key {min(wrong)} in the GGUF file is unknown to this layout")

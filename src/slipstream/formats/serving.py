@@ -41,8 +41,15 @@ def serving_notes(
     """
     rules = RULES[engine]
     drafts = config.block_size - 1
+    proof = (
+        f"exports were run and compared in {rules.ran}"
+        if rules.ran
+        else "by its published source, not by a run"
+    )
     lines = [
         f"# Serving with {rules.name} {rules.version}",
+        "",
+        f"Written for this version: {proof}.",
         "",
         f"Drafter in the {layout} layout: blocks of {config.block_size} slots, the anchor and "
         f"{drafts} drafts; "
@@ -141,15 +148,23 @@ def _ollama(config: DraftConfig, names: Names) -> list[str]:
     return [
         "`Modelfile` lies in this folder.",
         "",
-        *_block("ollama create fast -f Modelfile", "ollama run fast"),
+        *_block("ollama create fast -f Modelfile", "$ ollama run fast"),
     ]
 
 
 def _ollama_advice(config: DraftConfig) -> list[str]:
     return [
+        "Ollama sees that the file after `DRAFT` is of the architecture `dflash` and starts its own "
+        "llama-server with `--spec-type draft-dflash`, as the list of processes then shows. Releases up to "
+        "0.31 start every drafter as one of another kind (`draft-mtp`): update those.",
+        "Its MLX runner drafts with DFlash for targets of the Laguna and Muse families alone, so these are "
+        "GGUF files; do not give the drafter as a folder.",
         f"`PARAMETER draft_num_predict {config.block_size - 1}` is in the Modelfile; without it 4 are "
         "drafted, 0 turns drafting off.",
-        "Requests with logprobs are decoded without drafts.",
+        "`ollama create` quantises no GGUF file (`--quantize`, `--draft-quantize`): quantise before, the "
+        "drafter with `slipstream export --int8`.",
+        "See with `ollama show fast --template` that it found the target's chat template; otherwise add a "
+        "`TEMPLATE` line to the Modelfile.",
     ]
 
 

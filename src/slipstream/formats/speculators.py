@@ -15,13 +15,16 @@ from safetensors.torch import save_file
 
 from slipstream.core.errors import CheckpointError
 from slipstream.formats.checkpoint import (
+    DRAFTED_NAME,
     build_drafter,
     check_keys,
     compare_back,
     integer,
+    read_drafted,
     read_json,
     read_tensors,
     stored_tensors,
+    write_drafted,
     writing_folder,
 )
 from slipstream.formats.ends import TargetEnds, take_ends
@@ -81,7 +84,7 @@ def read_speculators(
     tensors = read_tensors(folder)
     ids = take_ends(tensors, config.vocab_size, ends)
     drafter = build_drafter(config, tensors, device, dtype)
-    drafter.draft_vocabulary = ids
+    drafter.draft_vocabulary = read_drafted(folder, config.vocab_size) if ids is None else ids
     return drafter
 
 
@@ -96,7 +99,7 @@ def write_speculators(
     """Write a drafter, read it back, compare, then rename.
 
     Args:
-        drafter: to write; its list of drafted tokens is not part of the layout and stays out.
+        drafter: to write; its list of drafted tokens is not part of the layout and lies beside it.
         folder: to make.
         verifier: name or path of the target, for readers who look for it.
         dtype: of the stored weights.
@@ -106,9 +109,10 @@ def write_speculators(
         CheckpointError: the folder exists, or the layout cannot express the drafter.
     """
     raw = render_speculators(drafter.config, str(dtype).removeprefix("torch."), verifier)
-    with writing_folder(Path(folder), force, lambda _: set()) as temporary:
+    with writing_folder(Path(folder), force, lambda _: {DRAFTED_NAME}) as temporary:
         (temporary / CONFIG_NAME).write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
         save_file(stored_tensors(drafter, dtype), temporary / WEIGHTS_NAME, metadata={"format": "pt"})
+        write_drafted(drafter, temporary)
         compare_back(drafter, read_speculators(temporary, dtype=dtype), dtype)
 
 

@@ -6,21 +6,20 @@ Strict both ways: what is not understood is refused with one sentence, and every
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
-from slipstream.core.errors import CheckpointError
 from slipstream.formats.checkpoint import (
+    DRAFTED_NAME,
     build_drafter,
     compare_back,
+    read_drafted,
     read_json,
     read_tensors,
     stored_tensors,
+    write_drafted,
     writing_folder,
 )
 from slipstream.formats.zlab_config import check_pair, parse_config, render_config
@@ -28,8 +27,6 @@ from slipstream.model import Drafter, TargetShape
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
-#: Slipstream's own; other engines do not look at it and draft from all tokens.
-VOCABULARY_NAME = "draft_vocabulary.json"
 
 
 def read_zlab(
@@ -55,8 +52,7 @@ def read_zlab(
     if info is not None:
         check_pair(config, info)
     drafter = build_drafter(config, read_tensors(folder), device, dtype)
-    if (folder / VOCABULARY_NAME).exists():
-        drafter.draft_vocabulary = _read_vocabulary(folder / VOCABULARY_NAME, config.vocab_size)
+    drafter.draft_vocabulary = read_drafted(folder, config.vocab_size)
     return drafter
 
 
@@ -75,23 +71,8 @@ def write_zlab(
         CheckpointError: the folder exists, or the layout cannot express the drafter.
     """
     config = render_config(drafter.config, str(dtype).removeprefix("torch."))
-    with writing_folder(Path(folder), force, lambda _: {VOCABULARY_NAME}) as temporary:
+    with writing_folder(Path(folder), force, lambda _: {DRAFTED_NAME}) as temporary:
         (temporary / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         save_file(stored_tensors(drafter, dtype), temporary / WEIGHTS_NAME, metadata={"format": "pt"})
-        if drafter.draft_vocabulary is not None:
-            ids = json.dumps({"token_ids": drafter.draft_vocabulary.tolist()})
-            (temporary / VOCABULARY_NAME).write_text(ids + "\n", encoding="utf-8")
+        write_drafted(drafter, temporary)
         compare_back(drafter, read_zlab(temporary, dtype=dtype), dtype)
-
-
-def _read_vocabulary(path: Path, vocab_size: int) -> Tensor:
-    """Ids of the tokens that are drafted.
-
-    Raises:
-        CheckpointError: they are not distinct ascending tokens.
-    """
-    ids: Any = read_json(path).get("token_ids")
-    numbers = isinstance(ids, list) and ids and all(type(token) is int for token in ids)
-    if not numbers or ids[0] < 0 or ids[-1] >= vocab_size or any(a >= b for a, b in pairwise(ids)):
-        raise CheckpointError(f"{path} holds no ascending list of tokens below {vocab_size}")
-    return torch.tensor(ids)
