@@ -1,7 +1,8 @@
 """The server under 1, 4 and 16 clients: tokens per second and time to the first token, drafted beside plain.
 
-One server; every request says whether it wants drafts, and passes of both kinds take turns. Closed load: a
-client asks again as soon as it has its answer. Times are the clients' own, over HTTP, with streaming.
+One server; every request says whether it wants drafts, and passes of both kinds take turns, the other one
+first each time. Closed load: a client asks again as soon as it has its answer. Times are the clients' own,
+over HTTP, with streaming. Ratios are of neighbouring passes.
 """
 
 from __future__ import annotations
@@ -48,9 +49,12 @@ def main() -> None:
     parser.add_argument("--clients", default="1,4,16")
     parser.add_argument("--requests", type=int, default=2, help="of each client and pass")
     parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--passes", type=int, default=2)
+    parser.add_argument("--passes", type=int, default=4)
+    parser.add_argument("--quick", action="store_true", help="one request of 48 tokens, two passes")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.quick:
+        options.requests, options.max_tokens, options.passes = 1, 48, 2
     prompts = [json.loads(line)["user"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
     counts = [int(word) for word in options.clients.split(",")]
     rows = []
@@ -60,8 +64,8 @@ def main() -> None:
             for draft in (False, True):
                 load(url, asked, clients, options.max_tokens, draft)
             found: dict[bool, list[tuple[float, list[Answered]]]] = {False: [], True: []}
-            for _ in range(options.passes):
-                for draft in (False, True):
+            for number in range(options.passes):
+                for draft in (False, True) if number % 2 == 0 else (True, False):
                     found[draft].append(load(url, asked, clients, options.max_tokens, draft))
             rows.append(_row(clients, found))
             print(_line(rows[-1]), flush=True)
@@ -159,20 +163,27 @@ def ask(http: httpx.Client, prompt: str, tokens: int, draft: bool) -> Answered:
 
 
 def _row(clients: int, found: dict[bool, list[tuple[float, list[Answered]]]]) -> dict[str, object]:
+    """What is known of so many clients; ratios are drafted by plain, of neighbouring passes."""
     row: dict[str, object] = {"clients": clients}
     rates: dict[bool, list[float]] = {}
+    firsts: dict[bool, list[float]] = {}
     for draft, name in ((False, "plain"), (True, "drafted")):
         rates[draft] = [sum(item.tokens for item in answers) / seconds for seconds, answers in found[draft]]
-        every = [item.first * 1e3 for _, answers in found[draft] for item in answers]
+        firsts[draft] = [statistics.median(item.first for item in answers) for _, answers in found[draft]]
+        every = sorted(item.first * 1e3 for _, answers in found[draft] for item in answers)
         row |= {
             f"{name}_tokens_per_s": round(statistics.median(rates[draft]), 1),
             f"{name}_first_ms_p50": round(statistics.median(every), 1),
-            f"{name}_first_ms_p90": round(sorted(every)[min(len(every) - 1, int(0.9 * len(every)))], 1),
+            f"{name}_first_ms_p90": round(every[min(len(every) - 1, int(0.9 * len(every)))], 1),
         }
-    ratios = [drafted / plain for plain, drafted in zip(rates[False], rates[True], strict=True)]
+    for name, values in (("ratio", rates), ("first_ratio", firsts)):
+        ratios = [drafted / plain for plain, drafted in zip(values[False], values[True], strict=True)]
+        row |= {
+            name: round(statistics.median(ratios), 3),
+            f"{name}_range": [round(min(ratios), 3), round(max(ratios), 3)],
+        }
     texts = [[item.text for item in answers] for passes in found.values() for _, answers in passes]
-    same = all(one == texts[0] for one in texts)
-    return row | {"ratio": round(statistics.median(ratios), 3), "identical": same}
+    return row | {"identical": all(one == texts[0] for one in texts)}
 
 
 def _line(row: dict[str, object]) -> str:
@@ -182,7 +193,10 @@ def _line(row: dict[str, object]) -> str:
         for name in ("plain", "drafted")
     ]
     same = "same texts" if row["identical"] else "TEXTS DIFFER"
-    return f"{row['clients']:>3} clients: {'; '.join(parts)}; ratio {row['ratio']}, {same}"
+    return (
+        f"{row['clients']:>3} clients: {'; '.join(parts)}; drafted by plain: rate {row['ratio']} "
+        f"{row['ratio_range']}, first text {row['first_ratio']} {row['first_ratio_range']}; {same}"
+    )
 
 
 if __name__ == "__main__":

@@ -242,7 +242,9 @@ def test_template_fields(server, alone):
     parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
     assert server.chat(messages=[{"role": "user", "content": parts}]).json()["usage"]["prompt_tokens"] == base
     image = [{"type": "image_url", "image_url": {"url": "x"}}]
-    assert server.chat(messages=[{"role": "user", "content": image}]).status_code == 400
+    refused = server.chat(messages=[{"role": "user", "content": image}])
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "messages.0.content.0.type"
 
 
 def test_an_answer_can_be_sent_back_as_it_came(server):

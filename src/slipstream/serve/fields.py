@@ -230,10 +230,11 @@ def parse(kind: type[_Fields], body: bytes) -> _Fields:
 
 
 def _refusal(kind: type[BaseModel], error: ValidationError) -> ApiError:
-    """The first complaint, as one sentence about one field."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    # Names of alternatives of a union are ours, not the client's.
-    known = [str(part) for part in first["loc"] if not _is_alternative(part)]
+    """The first complaint, as one sentence about one field; of alternatives the one that got furthest."""
+    every = error.errors(include_url=False, include_context=False, include_input=False)
+    of_first = [complaint for complaint in every if complaint["loc"][:1] == every[0]["loc"][:1]]
+    first = max(of_first, key=lambda complaint: len(_known(complaint["loc"])))
+    known = _known(first["loc"])
     name = ".".join(known)
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON that can be read: {first['msg']}")
@@ -244,6 +245,11 @@ def _refusal(kind: type[BaseModel], error: ValidationError) -> ApiError:
     if not name:
         return ApiError(400, f"the body must be a JSON object: {first['msg']}")
     return bad(name, f"{name[:200]}: {first['msg'][:500]}")
+
+
+def _known(place: tuple[int | str, ...]) -> list[str]:
+    """Where a complaint is about; names of alternatives of a union are ours, not the client's."""
+    return [str(part) for part in place if not _is_alternative(part)]
 
 
 def _is_alternative(part: int | str) -> bool:
