@@ -66,17 +66,25 @@ def tab(tmp_path: Path) -> Iterator[Tab]:
         process.wait(timeout=20)
 
 
+def visit(tab: Tab, url: str) -> None:
+    """Open the page anew; what an earlier one shows must not be taken for it."""
+    tab.run("window.earlier = true")
+    tab.call("Page.enable")
+    tab.call("Page.navigate", url=url)
+    tab.wait("!window.earlier && document.getElementById('model')?.textContent")
+
+
 def ask(tab: Tab, text: str) -> None:
+    """Send a message and wait for the end of the answer, which may come between two looks."""
+    before = tab.run("document.querySelectorAll('.turn').length")
     tab.run(f"document.getElementById('text').value = {json.dumps(text)}")
     tab.run("document.getElementById('form').requestSubmit()")
-    tab.wait("document.getElementById('send').textContent === 'Stop' || document.querySelector('.error')")
+    tab.wait(f"document.querySelectorAll('.turn').length > {before}")
     tab.wait("document.getElementById('send').textContent === 'Send'")
 
 
 def test_a_conversation(server: Any, tab: Tab, tmp_path: Path) -> None:
-    tab.call("Page.enable")
-    tab.call("Page.navigate", url=f"{server.url}/")
-    tab.wait("document.getElementById('model') && document.getElementById('model').textContent")
+    visit(tab, f"{server.url}/")
     tab.run("document.getElementById('both').checked = true")
     tab.run("document.getElementById('most').value = 30")
     ask(tab, "one <b>two</b>")
@@ -102,9 +110,7 @@ def test_a_conversation(server: Any, tab: Tab, tmp_path: Path) -> None:
 
 
 def test_a_refusal_is_shown(server: Any, tab: Tab) -> None:
-    tab.call("Page.enable")
-    tab.call("Page.navigate", url=f"{server.url}/")
-    tab.wait("document.getElementById('model') && document.getElementById('model').textContent")
+    visit(tab, f"{server.url}/")
     tab.run("document.getElementById('temperature').value = 9")
     ask(tab, "hello")
     assert "temperature" in tab.run("document.querySelector('.error').textContent")

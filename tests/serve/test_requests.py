@@ -219,7 +219,7 @@ def test_usage_and_headers_tell_about_drafting(server, alone):
     assert int(response.headers["x-slipstream-rounds"]) == right.rounds
     assert float(response.headers["x-slipstream-acceptance-length"]) == round(right.acceptance_length, 4)
     timing = dict(part.split(";dur=") for part in response.headers["server-timing"].split(", "))
-    assert set(timing) == {"template", "queue", "prefill", "decode", "total"}
+    assert set(timing) == {"template", "grammar", "queue", "prefill", "decode", "total"}
     assert float(timing["total"]) >= float(timing["decode"])
     plain = server.chat(max_tokens=40, temperature=0, draft=False).json()["usage"][
         "completion_tokens_details"

@@ -164,6 +164,7 @@ class Answer:
         done = self.completions
         return {
             "template_ms": round(self.plan.template_s * 1e3, 3),
+            "grammar_ms": round(self.plan.grammar_s * 1e3, 3),
             "queue_ms": round(max((c.queue_s for c in done), default=0.0) * 1e3, 3),
             "prefill_ms": round(max((c.ttft_s - c.queue_s for c in done), default=0.0) * 1e3, 3),
             "decode_ms": round(max((c.decode_s for c in done), default=0.0) * 1e3, 3),

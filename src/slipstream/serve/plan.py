@@ -34,6 +34,7 @@ class Plan:
         template_s: seconds that template and tokenising took.
         tool_calls: whether tool calls are looked for in the answer.
         guides: of the requests, where a grammar binds them.
+        grammar_s: seconds that reading the grammars took.
     """
 
     fields: SharedFields
@@ -42,6 +43,7 @@ class Plan:
     template_s: float
     tool_calls: bool = False
     guides: tuple[ParserGuide, ...] = field(default=(), repr=False)
+    grammar_s: float = 0.0
 
 
 class Planner:
@@ -74,15 +76,17 @@ class Planner:
         wanted = 0 if fields.logprobs and fields.top_logprobs is None else fields.top_logprobs
         limit = fields.max_completion_tokens or fields.max_tokens
         guides: list[ParserGuide] = []
+        begun = time.perf_counter()
         for _ in range(fields.n or 1):
             guide = self._grammars.answer(fields.response_format)
             if tools and guide is None:
                 guide = self._grammars.call(tools, fields.tool_choice)
             guides += [guide] if guide is not None else []
+        grammar_s = time.perf_counter() - begun
         requests = self._requests(fields, [ids], limit, None, wanted if fields.logprobs else None, guides)
         prompts = tuple(self.templates.shown(ids) for ids in [ids])
         reads = bool(tools) and self.templates.hermes
-        return Plan(fields, requests, prompts, elapsed, reads, tuple(guides))
+        return Plan(fields, requests, prompts, elapsed, reads, tuple(guides), grammar_s)
 
     def text(self, fields: TextFields) -> Plan:
         """A plan for texts that are continued as they are.

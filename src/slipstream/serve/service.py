@@ -260,7 +260,7 @@ class Service:
             return headers
         times = answer.timings()
         if answer.plan.fields.stream:
-            times = {"template_ms": times["template_ms"]}
+            times = {name: times[name] for name in ("template_ms", "grammar_ms")}
         else:
             done = answer.completions
             times["total_ms"] = round((time.perf_counter() - visit.begun) * 1e3, 3)
