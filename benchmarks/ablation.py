@@ -9,6 +9,7 @@ file as they are ready; variants that it holds already are left out.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import tempfile
 import time
@@ -17,14 +18,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from slipstream.core.options import TargetOptions, TrainOptions
+from slipstream.core.options import CONTINUED_RATE, TargetOptions, TrainOptions
 from slipstream.data.chats import Chat
 from slipstream.data.features import Document, Features, FeatureStore
 from slipstream.data.readers import read_chats
 from slipstream.formats import read_zlab
 from slipstream.model import DraftConfig, Drafter
+from slipstream.model.drafter import ContextKV
+from slipstream.model.rope import rope_angles
 from slipstream.target import Target, load_target
 from slipstream.train.checkpoint import new_run
 from slipstream.train.evaluate import Forecast, evaluate
@@ -48,6 +51,7 @@ class Variant:
         block: slots of a block.
         data: which chats: `all`, a share such as `1/4`, `greedy`, or `sampled` (as many as are greedy).
         start: begins from the drafter that is given on the command line.
+        separate: every draft layer mixes the taps by itself; no layout can hold such a drafter.
     """
 
     name: str
@@ -56,46 +60,67 @@ class Variant:
     block: int = 8
     data: str = "all"
     start: bool = False
+    separate: bool = False
 
 
 _HARD = {"soft_share": 0.0}
-_ADAMW = {"optimizer": "adamw", "learning_rate": 6e-4}
-_RANDOM = {"initialise": False}
 VARIANTS = (
     Variant("base"),
     Variant("hard labels", _HARD),
-    Variant("AdamW 6e-4", _ADAMW),
-    Variant("AdamW 2e-3", _ADAMW | {"learning_rate": 2e-3}),
-    Variant("random weights", _RANDOM),
-    Variant("hard labels, AdamW, random weights", _HARD | _ADAMW | _RANDOM),
-    Variant("2 layers", layers=2),
-    Variant("AdamW 2e-3, random weights", _ADAMW | _RANDOM | {"learning_rate": 2e-3}),
+    Variant("random weights", {"initialise": False}),
+    Variant("hard labels, random weights", _HARD | {"initialise": False}),
+    Variant("Muon", {"optimizer": "muon"}),
+    Variant("rate 6e-4", {"learning_rate": 6e-4}),
     Variant("rate 4e-3", {"learning_rate": 4e-3}),
+    Variant("2 layers", layers=2),
     Variant("4 layers", layers=4),
     Variant("5 layers", layers=5),
     Variant("blocks of 12", block=12),
     Variant("blocks of 16", block=16),
     Variant("decay weights", {"weighting": "decay"}),
     Variant("whole vocabulary", {"vocabulary": 0}),
+    Variant("taps mixed by each layer", separate=True),
     Variant("1/4 of the chats", data="1/4"),
     Variant("from a drafter: base", start=True),
+    Variant("from a drafter: Muon", {"optimizer": "muon"}, start=True),
+    Variant("from a drafter: rate 3e-4", {"learning_rate": 3e-4}, start=True),
+    Variant("from a drafter: rate 2e-3", {"learning_rate": 2e-3}, start=True),
     Variant("from a drafter: soft labels alone", {"soft_share": 1.0}, start=True),
     Variant("from a drafter: hard labels", _HARD, start=True),
     Variant("from a drafter: total variation", {"loss": "tv"}, start=True),
     Variant("from a drafter: expected acceptance", {"loss": "acceptance"}, start=True),
-    Variant("from a drafter: AdamW 6e-4", _ADAMW, start=True),
-    Variant("from a drafter: AdamW 2e-3", _ADAMW | {"learning_rate": 2e-3}, start=True),
-    Variant("from a drafter: rate 1e-3", {"learning_rate": 1e-3}, start=True),
-    Variant("from a drafter: rate 4e-3", {"learning_rate": 4e-3}, start=True),
+    Variant("from a drafter: decay weights", {"weighting": "decay"}, start=True),
     Variant(
         "from a drafter: 4 x chats a step, a quarter of the anchors",
-        {"documents": 64, "anchors": 6},
+        {"documents": 32, "anchors": 6},
         start=True,
     ),
-    Variant("from a drafter: half the blocks a step", {"documents": 8}, start=True),
+    Variant("from a drafter: half the blocks a step", {"documents": 4}, start=True),
+    Variant("from a drafter: taps mixed by each layer", start=True, separate=True),
     Variant("from a drafter: greedy chats", data="greedy", start=True),
     Variant("from a drafter: sampled chats", data="sampled", start=True),
 )
+
+
+class SeparateTaps(Drafter):
+    """A drafter whose layers have a fusion of the taps each, all alike at first.
+
+    Args:
+        drafter: whose weights it begins with.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        super().__init__(drafter.config)
+        self.load_state_dict(drafter.state_dict())
+        self.fusions = nn.ModuleList(copy.deepcopy(self.fc) for _ in range(len(self.layers) - 1))
+
+    def context_kv(self, features_BLE: Tensor, position_BL: Tensor) -> ContextKV:
+        """As `Drafter.context_kv`; the first layer reads `fc`, each other one its own."""
+        cos, sin = rope_angles(position_BL, self.config.head_dim, self.config.rope_theta)
+        return tuple(
+            layer.self_attn.keys_values(self.hidden_norm(fusion(features_BLE)), cos, sin)  # type: ignore[operator, union-attr]
+            for layer, fusion in zip(self.layers, [self.fc, *self.fusions], strict=True)
+        )
 
 
 class Part:
@@ -176,7 +201,7 @@ def main() -> None:
     parser.add_argument("-d", "--draft", type=Path, help="drafter that the second half begins from")
     parser.add_argument("-o", "--out", type=Path, required=True, help="JSON lines, appended")
     parser.add_argument("--seconds", type=float, default=240.0, help="CPU seconds of steps per variant")
-    parser.add_argument("--documents", type=int, default=16, help="chats per step")
+    parser.add_argument("--documents", type=int, default=8, help="chats per step")
     parser.add_argument("--anchors", type=int, default=24, help="blocks per chat and step")
     parser.add_argument("--only", default="", help="variants whose name holds this")
     parser.add_argument(
@@ -197,7 +222,8 @@ def main() -> None:
 
 def measure(bench: Bench, variant: Variant) -> dict[str, Any]:
     """Train one variant and score it on the held-out chats."""
-    options = replace(bench.base, **variant.training)
+    rate = {"learning_rate": CONTINUED_RATE} if variant.start else {}
+    options = replace(bench.base, **rate | variant.training)
     store = _chosen(bench, variant.data)
     cost = _cost_of_a_step(bench, variant, store, options)
     steps = max(_TRIAL_STEPS, round(bench.seconds / cost))
@@ -237,6 +263,8 @@ def _trained(
             mask_token_id=None,
         )
         drafter, _ = fresh_drafter(config, bench.target, store, options)
+    if variant.separate:
+        drafter = SeparateTaps(drafter)
     run = new_run(drafter, options)
     marks: list[float] = []
     lengths: list[float] = []

@@ -70,7 +70,7 @@ def plain(
     del out
     batches = Batches(store, options, drafter.config.block_size - 1)
     optimizer = torch.optim.AdamW(
-        drafter.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay
+        drafter.parameters(), lr=options.peak_rate, weight_decay=options.weight_decay
     )
     half = options.precision != "float32"
     blocks = []

@@ -48,6 +48,7 @@ def test_chats_are_written_shown_and_trained_on(target, tmp_path, capsys):
     assert figures["steps"] == 4
     assert figures["acceptance_length"] >= 1
     assert figures["decoded"] >= 1
+    assert figures["workloads"]["chat"] >= 1
     assert read_zlab(out / "drafter").config.block_size == 4
     for name in ("run.json", "metrics.jsonl", "last.pt", "best.pt", "curve.png", "drafter/README.md"):
         assert (out / name).stat().st_size > 0
@@ -55,16 +56,21 @@ def test_chats_are_written_shown_and_trained_on(target, tmp_path, capsys):
     card = (out / "drafter" / "README.md").read_text()
     assert "acceptance length" in card
     assert "thinking as the template has it" in card
+    assert "| chat |" in card
     record = json.loads((out / "run.json").read_text())
     assert record["options"]["training"]["max_steps"] == 4
+    assert record["options"]["training"]["learning_rate"] == 2e-3
     assert "torch" in record["versions"]
 
 
 def test_without_data_the_target_writes_its_own(target, tmp_path, capsys):
     out = tmp_path / "run"
     writing = [f"--chat.{option[2:]}" if option.startswith("--") else option for option in WRITING]
-    assert run(["train", "-t", target, "-o", str(out), "--chats", "5", *SETTINGS, *writing]) == 0
-    assert "held-out chats" in capsys.readouterr().out
+    command = ["train", "-t", target, "-o", str(out), "--chats", "5", "--workload-prompts", "0"]
+    assert run([*command, *SETTINGS, *writing]) == 0
+    shown = capsys.readouterr().out
+    assert "held-out chats" in shown
+    assert "by workload" not in shown
     assert len((out / "chats.jsonl").read_text().splitlines()) == 5
 
 
@@ -99,6 +105,8 @@ def test_an_existing_drafter_is_trained_on(target, chats, tmp_path, capsys):
     assert run(["train", "-t", target, "--data", chats, "-o", str(second), *options]) == 0
     assert read_zlab(second / "drafter").config.block_size == 6
     assert "Started from" in (second / "drafter" / "README.md").read_text()
+    record = json.loads((second / "run.json").read_text())
+    assert record["options"]["training"]["learning_rate"] == 6e-4
 
 
 def test_live_features_leave_no_file_and_a_tracker_may_follow(target, chats, tmp_path):

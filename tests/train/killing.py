@@ -24,7 +24,7 @@ from slipstream.train.step import FrozenEnds
 from tests.train.tiny import random_document, tiny_config
 
 OPTIONS = TrainOptions(
-    max_steps=1000,
+    max_steps=1600,
     documents=3,
     anchors=4,
     precision="float32",

@@ -115,7 +115,7 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="another shape"):
         restore(other, tmp_path)
     with pytest.raises(InputError, match="another optimiser"):
-        restore(new_run(Drafter(tiny_config()), replace(OPTIONS, optimizer="adamw")), tmp_path)
+        restore(new_run(Drafter(tiny_config()), replace(OPTIONS, optimizer="muon")), tmp_path)
     (tmp_path / LAST).write_bytes((tmp_path / LAST).read_bytes()[:500])
     with pytest.raises(InputError, match="cannot be read"):
         restore(run, tmp_path)

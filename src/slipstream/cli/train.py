@@ -59,4 +59,7 @@ def train(
         if result.decoded is not None:
             held += f"; {result.decoded:.2f} tokens per round by greedy decoding of held-out prompts"
     print(f"{result.drafter}: {held}; {result.steps} steps, {result.seconds / 60:.1f} minutes")
+    if result.workloads:
+        figures = ", ".join(f"{name} {length:.2f}" for name, length in result.workloads.items())
+        print(f"tokens per round by workload: {figures}")
     return 0

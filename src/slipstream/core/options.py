@@ -151,6 +151,10 @@ class TargetOptions:
     pack: bool = True
 
 
+#: Peak learning rates: of a new drafter, and of one that is trained further, which a higher one throws back.
+NEW_RATE, CONTINUED_RATE = 2e-3, 6e-4
+
+
 @dataclass(frozen=True)
 class TrainOptions:
     """How a drafter is trained from features.
@@ -168,8 +172,8 @@ class TrainOptions:
         precision: of the products: `bfloat16` (weights stay float32), `float32`, or `auto` (bfloat16 where
             the hardware multiplies it).
         attention: `sdpa` (dense masks), `flex` (FlexAttention, compiled, on CUDA), or `auto` (flex on CUDA).
-        optimizer: `muon` (matrices; norms by AdamW) or `adamw`.
-        learning_rate: peak rate.
+        optimizer: `adamw`, or `muon` (for matrices; norms by AdamW).
+        learning_rate: peak rate; by default 2e-3 for a new drafter, 6e-4 for one that exists.
         warmup: share of the run with rising rate.
         final_rate: rate at the end, as a share of the peak (cosine in between).
         weight_decay: decoupled, on matrices.
@@ -188,6 +192,8 @@ class TrainOptions:
         initialise: start from the target's own late layers where shapes allow.
         evaluate_every: steps between held-out evaluations.
         decode_prompts: held-out prompts that each evaluation really decodes; 0 decodes none.
+        workload_prompts: prompts of each bundled workload that the finished drafter is tried on, for its
+            card; 0 tries none.
         save_every: steps between checkpoints.
         tracker: also log to `tensorboard` (files in the run folder) or `wandb`, beside metrics.jsonl.
         seed: of anchors, order, noise and initial weights.
@@ -204,8 +210,8 @@ class TrainOptions:
     accumulate: int = 1
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     attention: Literal["auto", "sdpa", "flex"] = "auto"
-    optimizer: Literal["muon", "adamw"] = "muon"
-    learning_rate: float = 2e-3
+    optimizer: Literal["muon", "adamw"] = "adamw"
+    learning_rate: float | None = None
     warmup: float = 0.04
     final_rate: float = 0.02
     weight_decay: float = 0.05
@@ -221,6 +227,7 @@ class TrainOptions:
     initialise: bool = True
     evaluate_every: int = 200
     decode_prompts: int = 4
+    workload_prompts: int = 4
     save_every: int = 100
     tracker: Literal["none", "tensorboard", "wandb"] = "none"
     seed: int = 0
@@ -242,6 +249,7 @@ class TrainOptions:
             "minutes",
             "epochs",
             "decode_prompts",
+            "workload_prompts",
             "vocabulary",
             "draft_vocabulary",
             "feature_noise",
@@ -251,10 +259,15 @@ class TrainOptions:
         for name in ("warmup", "final_rate", "soft_share", "average"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} must be from 0 to 1, not {getattr(self, name)}")
-        if self.learning_rate <= 0:
+        if self.learning_rate is not None and self.learning_rate <= 0:
             raise InputError(f"learning_rate must be above 0, not {self.learning_rate}")
         if self.minutes and self.epochs:
             raise InputError("minutes and epochs both say when to stop; give one of them")
+
+    @property
+    def peak_rate(self) -> float:
+        """Highest learning rate of the run."""
+        return NEW_RATE if self.learning_rate is None else self.learning_rate
 
 
 #: Chats decoded side by side: as many as one pass of the compiled kernels takes (64 tokens).

@@ -51,17 +51,23 @@ def card(record: Mapping[str, Any], result: Any, target: str, config: DraftConfi
 
 def _results(figures: Mapping[str, Any]) -> str:
     if figures["acceptance_length"] is None:
-        return "No chat was held out, so nothing was measured.\n"
-    rates = ", ".join(f"{rate:.2f}" for rate in figures["hit_rate"])
-    text = (
-        f"On held-out chats, teacher-forced over evenly spread anchors: acceptance length "
-        f"**{figures['acceptance_length']:.2f}** (bonus token included), hit rate by slot {rates}. "
-    )
-    if figures["decoded"] is not None:
-        text += (
-            f"By greedy decoding of a few held-out prompts: **{figures['decoded']:.2f}** tokens per round."
+        text = "No chat was held out.\n"
+    else:
+        rates = ", ".join(f"{rate:.2f}" for rate in figures["hit_rate"])
+        text = (
+            f"On held-out chats, teacher-forced over evenly spread anchors: acceptance length "
+            f"**{figures['acceptance_length']:.2f}** (bonus token included), hit rate by slot {rates}. "
         )
-    return text + "\n"
+        if figures["decoded"] is not None:
+            text += f"By greedy decoding of a few held-out prompts: **{figures['decoded']:.2f}** per round."
+        text += "\n"
+    if figures["workloads"]:
+        text += (
+            "\nGreedy decoding of a few bundled prompts of each kind, which are unlike the training data:\n\n"
+        )
+        text += "| workload | tokens per round |\n|---|---:|\n"
+        text += "".join(f"| {name} | {length:.2f} |\n" for name, length in figures["workloads"].items())
+    return text
 
 
 def draw_curve(metrics: Path, picture: Path) -> bool:

@@ -148,7 +148,7 @@ def _optimizers(drafter: Drafter, options: TrainOptions) -> list[torch.optim.Opt
     """AdamW for all, or Muon for matrices and AdamW for norms."""
     matrices = [p for p in drafter.parameters() if p.ndim == 2]
     vectors = [p for p in drafter.parameters() if p.ndim != 2]
-    adam = {"lr": options.learning_rate, "betas": (0.9, 0.95)}
+    adam = {"lr": options.peak_rate, "betas": (0.9, 0.95)}
     if options.optimizer == "adamw":
         groups = [
             {"params": matrices, "weight_decay": options.weight_decay},
@@ -156,5 +156,5 @@ def _optimizers(drafter: Drafter, options: TrainOptions) -> list[torch.optim.Opt
         ]
         return [torch.optim.AdamW(groups, **adam)]  # type: ignore[arg-type]
     low = choose_dtype(options.precision, matrices[0].device) == torch.bfloat16
-    muon = Muon(matrices, lr=options.learning_rate, weight_decay=options.weight_decay, low_precision=low)
+    muon = Muon(matrices, lr=options.peak_rate, weight_decay=options.weight_decay, low_precision=low)
     return [muon, torch.optim.AdamW(vectors, weight_decay=0.0, **adam)]  # type: ignore[arg-type]

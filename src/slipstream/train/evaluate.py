@@ -1,4 +1,4 @@
-"""Held-out acceptance: teacher-forced over many anchors, and by really decoding a few prompts."""
+"""Held-out acceptance: teacher-forced over many anchors, by really decoding a few prompts, by workload."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import torch
 
 from slipstream.core.options import EngineOptions, SamplingOptions
-from slipstream.core.records import Request, total_acceptance
+from slipstream.core.records import Completion, Request, total_acceptance
 from slipstream.data.blocks import build_batch, cut, draw_anchors, pack
+from slipstream.data.bundled import BUNDLED, bundled_turns
 from slipstream.data.chats import Chat
 from slipstream.data.features import Features
+from slipstream.data.render import Renderer
 from slipstream.decode import Engine
 from slipstream.decode.propose import DraftProposer
 from slipstream.model import Drafter
@@ -21,6 +23,11 @@ from slipstream.train.losses import accepted_lengths
 from slipstream.train.step import FrozenEnds, block_hidden, score_blocks
 
 _LONGEST = 2048
+#: Most texts decoded side by side.
+_ROWS = 8
+#: Bundled prompts that a card speaks of. `long` would cost more than all others together, and the first turns
+#: of `multiturn` are chat.
+_WORKLOADS = tuple(name for name in BUNDLED if name not in ("long", "multiturn"))
 
 
 @dataclass(frozen=True)
@@ -84,11 +91,52 @@ def decoded_acceptance(
         chats: at least one, each with an answer.
         max_tokens: longest text.
     """
+    prompts = [chat.token_ids[: chat.answers[0][0]] for chat in chats]
+    return total_acceptance(_decoded(target, drafter, prompts, max_tokens))
+
+
+def acceptance_by_workload(
+    target: Target, drafter: Drafter, renderer: Renderer, prompts: int, max_tokens: int = 64
+) -> dict[str, float]:
+    """Tokens per round of greedy decoding after bundled prompts, over all rounds of each workload.
+
+    Args:
+        target: any dtype; a copy of the drafter takes it.
+        drafter: to be tried.
+        renderer: of the target's chat template.
+        prompts: of each workload, its first ones; of a conversation the first turn. Prompts that leave no
+            room for an answer in the target's context are left out, and so is a workload of such alone.
+        max_tokens: longest text.
+    """
+    asked = {
+        workload: [
+            renderer.prompt_ids([{"role": "user", "content": turns[0]}])
+            for _, turns in bundled_turns(workload)[:prompts]
+        ]
+        for workload in _WORKLOADS
+    }
+    room = target.info.max_context - max_tokens
+    fitting = {workload: [ids for ids in all_ids if len(ids) <= room] for workload, all_ids in asked.items()}
+    everything = [ids for all_ids in fitting.values() for ids in all_ids]
+    if not everything:
+        return {}
+    done = iter(_decoded(target, drafter, everything, max_tokens))
+    return {
+        workload: total_acceptance([next(done) for _ in all_ids])
+        for workload, all_ids in fitting.items()
+        if all_ids
+    }
+
+
+def _decoded(
+    target: Target, drafter: Drafter, prompts: Sequence[Sequence[int]], max_tokens: int
+) -> list[Completion]:
+    """Greedy texts with as many drafts as a block holds; the target's taps are put back."""
     taps = target.tap_ids
     copy = deepcopy(drafter).to(target.device, target.dtype).eval()
-    engine = Engine(target, DraftProposer(target, copy), EngineOptions(max_rows=len(chats), drafts="max"))
+    options = EngineOptions(max_rows=min(len(prompts), _ROWS), drafts="max")
+    engine = Engine(target, DraftProposer(target, copy), options)
     sampling = SamplingOptions(max_tokens=max_tokens)
-    requests = [Request(chat.token_ids[: chat.answers[0][0]], sampling) for chat in chats]
-    completions = engine.generate(requests)
+    completions = engine.generate([Request(tuple(ids), sampling) for ids in prompts])
     target.set_taps(taps)
-    return total_acceptance(completions)
+    return completions

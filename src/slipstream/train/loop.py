@@ -183,10 +183,10 @@ def _figures(loss: float, acceptance: float, forecast: Forecast | None) -> dict[
 def rate_at(progress: float, options: TrainOptions) -> float:
     """Learning rate at a share of the run: linear warm-up, then cosine down to `final_rate` of the peak."""
     if progress < options.warmup:
-        return options.learning_rate * (progress / options.warmup)
+        return options.peak_rate * (progress / options.warmup)
     rest = (progress - options.warmup) / max(1 - options.warmup, 1e-9)
     cosine = 0.5 * (1 + math.cos(math.pi * min(rest, 1.0)))
-    return options.learning_rate * (options.final_rate + (1 - options.final_rate) * cosine)
+    return options.peak_rate * (options.final_rate + (1 - options.final_rate) * cosine)
 
 
 def recent_mean(run: Run) -> float:
@@ -241,7 +241,7 @@ class _Loop:
     def step(self, share: float) -> tuple[float, float, int]:
         """Forward, backward, update, average; loss per block, mean acceptance length, tokens read."""
         options, run, accelerator = self._options, self._run, self.accelerator
-        _set_rate(run, max(rate_at(share, options), options.learning_rate * 1e-3))
+        _set_rate(run, max(rate_at(share, options), options.peak_rate * 1e-3))
         parts = options.accumulate * accelerator.num_processes
         mine = range(accelerator.process_index, parts, accelerator.num_processes)
         batches = self._drawn(run.step, mine, parts)

@@ -19,6 +19,8 @@ from torch import Tensor
 from slipstream.core.errors import InputError
 from slipstream.core.options import (
     CHAT_ROWS,
+    CONTINUED_RATE,
+    NEW_RATE,
     DrafterOptions,
     EngineOptions,
     SynthesisOptions,
@@ -38,7 +40,7 @@ from slipstream.target import Target, load_target
 from slipstream.target.packing import is_packed
 from slipstream.train.card import card, draw_curve
 from slipstream.train.checkpoint import Run, new_run, read_best, restore
-from slipstream.train.evaluate import Forecast, decoded_acceptance, evaluate
+from slipstream.train.evaluate import Forecast, acceptance_by_workload, decoded_acceptance, evaluate
 from slipstream.train.folder import RunFolder
 from slipstream.train.loop import METRICS_NAME, Evaluation, Observer, accelerator_for, train
 from slipstream.train.prepare import fresh_drafter, frozen_ends
@@ -95,6 +97,8 @@ class Result:
         acceptance_length: teacher-forced on held-out chats; None where none was held out.
         decoded: by greedy decoding of held-out prompts.
         hit_rate: teacher-forced, per slot.
+        workloads: tokens per round of greedy decoding after bundled prompts, by workload; empty where none
+            was asked for or the target has no chat template.
     """
 
     drafter: Path
@@ -105,6 +109,7 @@ class Result:
     acceptance_length: float | None
     decoded: float | None
     hit_rate: tuple[float, ...]
+    workloads: dict[str, float]
 
 
 def train_drafter(plan: Plan, report: Report = print, observe: Observer | None = None) -> Result:
@@ -124,7 +129,7 @@ def train_drafter(plan: Plan, report: Report = print, observe: Observer | None =
         InputError: no chats, or a run in the folder that belongs to another plan.
         TrainingError: the loss is not a number.
     """
-    begun = time.perf_counter()
+    begun, plan = time.perf_counter(), replace(plan, training=_with_rate(plan))
     accelerator = accelerator_for(plan.training, plan.out)
     main = accelerator.is_main_process
     folder = RunFolder(plan.out)
@@ -163,10 +168,17 @@ def train_drafter(plan: Plan, report: Report = print, observe: Observer | None =
     forecast = train(run, ends, store, evaluation, options, folder.path, observe, accelerator)
     if not main:
         return _result(run, None, folder, len(chats), store)
-    forecast = _take_best(run, forecast, evaluation, folder)
-    result = _result(run, forecast, folder, len(chats), store)
+    result = _result(run, _take_best(run, forecast, evaluation, folder), folder, len(chats), store)
+    result = replace(result, workloads=_by_workload(target, run.average, plan))
     _write(run.average, result, folder, target.info.name)
     return result
+
+
+def _with_rate(plan: Plan) -> TrainOptions:
+    """The options with the peak rate that follows from the beginning, where none is asked for."""
+    if plan.training.learning_rate is not None:
+        return plan.training
+    return replace(plan.training, learning_rate=CONTINUED_RATE if plan.start else NEW_RATE)
 
 
 def _plain(plan: Plan, target: Target, report: Report) -> Target:
@@ -190,6 +202,14 @@ def _evaluation(target: Target, ends: FrozenEnds, store: Features, prompts: list
         return replace(forecast, decoded=decoded)
 
     return evaluation
+
+
+def _by_workload(target: Target, drafter: Drafter, plan: Plan) -> dict[str, float]:
+    """What the finished drafter does for prompts unlike those it was trained on."""
+    renderer = renderer_for(target, plan.synthesis.thinking)
+    if renderer is None or not plan.training.workload_prompts:
+        return {}
+    return acceptance_by_workload(target, drafter, renderer, plan.training.workload_prompts)
 
 
 def _write(drafter: Drafter, result: Result, folder: RunFolder, target: str) -> None:
@@ -356,4 +376,5 @@ def _result(run: Run, forecast: Forecast | None, folder: RunFolder, chats: int, 
         acceptance_length=None if forecast is None else forecast.acceptance_length,
         decoded=None if forecast is None else forecast.decoded,
         hit_rate=() if forecast is None else forecast.hit_rate,
+        workloads={},
     )

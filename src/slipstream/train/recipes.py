@@ -46,7 +46,8 @@ class Cost:
 
     Attributes:
         drafter_parameters: trained.
-        gigabytes: on each GPU: target in bf16; weights, average, gradients and momentum in fp32.
+        gigabytes: on each GPU: target in bf16; weights, average, gradients and what the optimiser keeps
+            (AdamW two numbers a weight, Muon one) in fp32.
         days: of training with live features, by operations alone.
     """
 
@@ -80,7 +81,8 @@ def cost(shape: Shape, plan: Plan, tokens_per_chat: int, gpus: int) -> Cost:
     per_chat += 2 * tokens_per_chat * shape.active_parameters
     operations = per_chat * plan.chats * plan.training.epochs
     seconds = operations / (gpus * _H100_FLOPS * _UTILISATION)
-    return Cost(parameters, (2 * shape.parameters + 16 * parameters) / 1e9, seconds / 86_400)
+    trained = (20 if plan.training.optimizer == "adamw" else 16) * parameters
+    return Cost(parameters, (2 * shape.parameters + trained) / 1e9, seconds / 86_400)
 
 
 QWEN3_8B = Shape(4096, 12288, 32, 8, 128, 8.2e9, 8.2e9)
@@ -97,11 +99,11 @@ def dense_8b(out: Path, target: str, prompts: str, gpus: int = 1) -> Plan:
     """A dense 8B target of Qwen3's shape: five layers, blocks of 16, 400,000 chats, three epochs.
 
     Have a server write the answers first (`slipstream synthesize --prompts ... --endpoint ...`) and give its
-    file as `prompts`. By `cost`, with chats of 1500 tokens and live features: 1.05 B trained weights, 33 GB
+    file as `prompts`. By `cost`, with chats of 1500 tokens and live features: 1.05 B trained weights, 37 GB
     per GPU before activations, 1.7 days on one H100, 0.2 on eight.
     """
     training = TrainOptions(
-        epochs=3, features="live", documents=8 * gpus, anchors=256, max_length=4096, learning_rate=1e-3
+        epochs=3, features="live", documents=8 * gpus, anchors=256, max_length=4096, learning_rate=6e-4
     )
     return Plan(
         target,
@@ -118,7 +120,7 @@ def dense_8b(out: Path, target: str, prompts: str, gpus: int = 1) -> Plan:
 def moe_30b(out: Path, target: str, prompts: str, gpus: int = 8) -> Plan:
     """A 30B mixture of experts with 3B active, of Qwen3-30B-A3B's shape: as `dense_8b`.
 
-    By `cost`, with chats of 1500 tokens and live features: 0.30 B trained weights, 66 GB per GPU before
+    By `cost`, with chats of 1500 tokens and live features: 0.30 B trained weights, 67 GB per GPU before
     activations (the target is held whole on each; 80 GB cards leave little for long chats), 0.6 days on one
     H100, 0.1 on eight.
     """

@@ -8,9 +8,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
-from slipstream.bench.workloads.bundled import BUNDLED, bundled_turns
 from slipstream.bench.workloads.hub import HUB, hub_turns
 from slipstream.core.errors import InputError
+from slipstream.data.bundled import BUNDLED, bundled_turns
 from slipstream.data.chats import from_record
 from slipstream.data.readers import messages_of, records
 

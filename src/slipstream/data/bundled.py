@@ -35,5 +35,5 @@ def _long(rows: list[dict[str, Any]], number: int) -> str:
 
 
 def _rows(name: str) -> list[dict[str, Any]]:
-    text = (files("slipstream.bench.workloads") / f"{name}.jsonl").read_text(encoding="utf-8")
+    text = (files("slipstream.data") / "prompts" / f"{name}.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
