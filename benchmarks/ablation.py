@@ -66,6 +66,7 @@ class Variant:
 _HARD = {"soft_share": 0.0}
 VARIANTS = (
     Variant("base"),
+    Variant("base, another seed", {"seed": 1}),
     Variant("hard labels", _HARD),
     Variant("random weights", {"initialise": False}),
     Variant("hard labels, random weights", _HARD | {"initialise": False}),
@@ -82,6 +83,7 @@ VARIANTS = (
     Variant("taps mixed by each layer", separate=True),
     Variant("1/4 of the chats", data="1/4"),
     Variant("from a drafter: base", start=True),
+    Variant("from a drafter: base, another seed", {"seed": 1}, start=True),
     Variant("from a drafter: Muon", {"optimizer": "muon"}, start=True),
     Variant("from a drafter: rate 3e-4", {"learning_rate": 3e-4}, start=True),
     Variant("from a drafter: rate 2e-3", {"learning_rate": 2e-3}, start=True),
@@ -203,7 +205,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240.0, help="CPU seconds of steps per variant")
     parser.add_argument("--documents", type=int, default=8, help="chats per step")
     parser.add_argument("--anchors", type=int, default=24, help="blocks per chat and step")
-    parser.add_argument("--only", default="", help="variants whose name holds this")
+    parser.add_argument(
+        "--only", action="append", help="this variant, by name; may be repeated, and says the order"
+    )
     parser.add_argument(
         "--share", default="0/1", help="every so-manieth variant, as I/N, for several processes"
     )
@@ -211,8 +215,11 @@ def main() -> None:
     bench = _bench(options)
     done = {json.loads(line)["name"] for line in options.out.open()} if options.out.exists() else set()
     first, step = map(int, options.share.split("/"))
-    for variant in VARIANTS[first::step]:
-        if variant.name in done or options.only not in variant.name or (variant.start and not options.draft):
+    known = {variant.name: variant for variant in VARIANTS}
+    if strange := set(options.only or ()) - set(known):
+        raise SystemExit(f"there is no variant {strange.pop()!r}")
+    for variant in [known[name] for name in options.only or known][first::step]:
+        if variant.name in done or (variant.start and not options.draft):
             continue
         row = measure(bench, variant)
         print(json.dumps(row), flush=True)
