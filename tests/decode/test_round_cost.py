@@ -38,6 +38,31 @@ def test_the_cost_lies_on_a_line_between_sizes_and_within_bounds_of_other_rows()
     assert RoundCosts().estimate(1, (0, 7)) == [1.0, 1.0]
 
 
+def test_a_round_takes_no_longer_than_a_larger_one() -> None:
+    costs = RoundCosts()
+    for rows, drafts, took in ((7, 0, 9.0), (8, 0, 2.0), (8, 3, 4.0), (6, 0, 1.5), (8, 7, 3.5)):
+        costs.note(rows, drafts, took)
+    assert costs.seen(7, 0) == 2.0
+    assert costs.estimate(7, (0,)) == [2.0]
+    assert costs.estimate(8, (0, 3, 7)) == [2.0, 3.5, 3.5]
+    assert costs.estimate(6, (0,)) == [1.5]
+    assert costs.seen(7, 3) is None
+
+
+def test_a_first_time_is_not_sure(tmp_path: Path) -> None:
+    costs = RoundCosts(tmp_path / "costs.json")
+    costs.note(5, 0, 1.0)
+    assert not costs.sure(5, 0)
+    assert not costs.sure(4, 0)
+    costs.note(5, 0, 1.0)
+    assert costs.sure(5, 0)
+    costs.keep()
+    again = RoundCosts(tmp_path / "costs.json")
+    assert again.sure(5, 0), "an earlier run knows it"
+    again.note(5, 0, 3.0)
+    assert not again.sure(5, 0)
+
+
 def test_times_are_kept_and_what_is_seen_later_counts_more(tmp_path: Path) -> None:
     path = tmp_path / "rounds" / "costs.json"
     costs = RoundCosts(path)

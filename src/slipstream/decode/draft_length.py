@@ -23,6 +23,8 @@ _PRIOR = 10.0
 _HYSTERESIS = 1.02
 #: Shares of the time that looks may cost: at more drafts than pay as far as is known, and at none.
 _LOOK_UP, _LOOK_DOWN = 0.012, 0.002
+#: Rounds that not drafting holds while the same requests decode: deciding takes a fiftieth of a short round.
+_HOLD = 8
 #: Looks of a kind are at least so many rounds apart; in vain, they double what the next must have saved up,
 #: so often at most.
 _LEAST_ROUNDS, _MOST_DOUBLINGS = 16, 2.0
@@ -84,6 +86,8 @@ class DraftLength:
     _own: dict[int, _Rates] = field(default_factory=dict)
     _current: int = 0
     _again: bool = False
+    _held: int = 0
+    _held_for: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         """Begin with rates that make a drafter worth trying."""
@@ -103,6 +107,18 @@ class DraftLength:
         """
         if self.fixed is not None:
             return self.fixed
+        if self._held and not self._again and list(requests) == self._held_for:
+            self._held -= 1
+            return 0
+        self._held, look = 0, self._decide(requests)
+        if look is not None:
+            return look
+        if self._current == 0:
+            self._held, self._held_for = _HOLD - 1, list(requests)
+        return self._current
+
+    def _decide(self, requests: Sequence[int]) -> int | None:
+        """Choose what holds for now; drafts of the next round alone where another size is looked at."""
         rows, tokens = len(requests), self._expected(requests)
         # Somebody new may be easier to draft for; one of many changes little.
         fresh = sum(request not in self._own for request in requests)
@@ -121,7 +137,7 @@ class DraftLength:
             if self._again or self._up.afford(cost[up] - cost[0]):
                 self._up.take()
                 return up
-            return 0
+            return None
         # What a look takes, less what its tokens would take otherwise.
         if self._down.afford(cost[0] - tokens[0] / value[current]):
             self._down.take()
@@ -130,7 +146,7 @@ class DraftLength:
         if current < self.most and self._up.afford(cost[self.most] - cost[current]):
             self._up.take()
             return self.most
-        return current
+        return None
 
     def note(self, accepted: Mapping[int, int], drafts: int, seconds: float) -> None:
         """What a round came to.
@@ -165,12 +181,15 @@ class DraftLength:
     def _first_look(self, rows: int, tokens: Sequence[float]) -> int | None:
         """A size to be timed before anything is decided; the others lie between these.
 
-        A size that could not be the best if it cost as little as other rounds allow is left out: a large
-        block in a large batch may take as long as many rounds.
+        Not drafting is timed twice: nothing else would tell that its first time was too long. A size that
+        could not be the best if it cost as little as other rounds allow is left out: a large block in a large
+        batch may take as long as many rounds.
         """
         best = 0.0
         for size in dict.fromkeys((0, self.most // 2, self.most)):
             seen = self.costs.seen(rows, size)
+            if size == 0 and not self.costs.sure(rows, 0):
+                return 0
             if seen is None:
                 least = self.costs.least(rows, size)
                 if not best or least is None or tokens[size] / least > best * _HYSTERESIS:

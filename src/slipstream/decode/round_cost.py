@@ -43,6 +43,7 @@ class RoundCosts:
     path: Path | None = None
     seconds: dict[tuple[int, int], float] = field(default_factory=dict)
     _told: set[tuple[int, int]] = field(default_factory=set)
+    _once: set[tuple[int, int]] = field(default_factory=set)
     _written: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -64,8 +65,10 @@ class RoundCosts:
         if before is None or key in self._told:
             # Another run may have shared its cores: what is seen here counts more.
             self._told.discard(key)
+            self._once.add(key)
             self.seconds[key] = seconds
             return
+        self._once.discard(key)
         weight = _NEW_TIME if seconds > before * _LOWER else 1.0
         self.seconds[key] = before + weight * (min(seconds, before * _OUTLIER) - before)
 
@@ -83,8 +86,14 @@ class RoundCosts:
         self._written = dict(self.seconds)
 
     def seen(self, rows: int, drafts: int) -> float | None:
-        """Seconds of a round, if one was timed."""
-        return self.seconds.get((bucket(rows), drafts))
+        """Seconds of a round, if one was timed; no more than rounds of more rows and drafts take."""
+        rows = bucket(rows)
+        return self._capped(rows, drafts) if (rows, drafts) in self.seconds else None
+
+    def sure(self, rows: int, drafts: int) -> bool:
+        """Whether such a round was timed more than once: a first time also holds what happens only once."""
+        key = bucket(rows), drafts
+        return key in self.seconds and key not in self._once
 
     def least(self, rows: int, drafts: int) -> float | None:
         """Seconds that a round takes at least, by those of other sizes; None if nothing is known.
@@ -108,7 +117,7 @@ class RoundCosts:
         rows, timed = bucket(rows), dict[int, float]()
         for (other, size), took in self.seconds.items():
             timed[size] = max(timed.get(size, 0.0), took * min(1.0, rows / other))
-        timed |= {size: took for (other, size), took in self.seconds.items() if other == rows}
+        timed |= {size: self._capped(rows, size) for other, size in self.seconds if other == rows}
         # Nothing is no short block: a line must not start there.
         known = sorted(size for size in timed if size)
         drafted = [timed[size] for size in known]
@@ -120,6 +129,10 @@ class RoundCosts:
             else 1.0
             for size in sizes
         ]
+
+    def _capped(self, rows: int, drafts: int) -> float:
+        """The time of a round, or that of a larger one that took less."""
+        return min(took for (other, size), took in self.seconds.items() if other >= rows and size >= drafts)
 
     def _moved(self, key: tuple[int, int]) -> bool:
         written = self._written.get(key)
