@@ -63,6 +63,8 @@ class Variant:
     separate: bool = False
 
 
+# What the others of these are measured against.
+_STARTED_RATE = 6e-4
 _HARD = {"soft_share": 0.0}
 VARIANTS = (
     Variant("base"),
@@ -85,7 +87,7 @@ VARIANTS = (
     Variant("from a drafter: base", start=True),
     Variant("from a drafter: base, another seed", {"seed": 1}, start=True),
     Variant("from a drafter: Muon", {"optimizer": "muon"}, start=True),
-    Variant("from a drafter: rate 3e-4", {"learning_rate": 3e-4}, start=True),
+    Variant("from a drafter: rate 3e-4", {"learning_rate": CONTINUED_RATE}, start=True),
     Variant("from a drafter: rate 2e-3", {"learning_rate": 2e-3}, start=True),
     Variant("from a drafter: soft labels alone", {"soft_share": 1.0}, start=True),
     Variant("from a drafter: hard labels", _HARD, start=True),
@@ -229,7 +231,7 @@ def main() -> None:
 
 def measure(bench: Bench, variant: Variant) -> dict[str, Any]:
     """Train one variant and score it on the held-out chats."""
-    rate = {"learning_rate": CONTINUED_RATE} if variant.start else {}
+    rate = {"learning_rate": _STARTED_RATE} if variant.start else {}
     options = replace(bench.base, **rate | variant.training)
     store = _chosen(bench, variant.data)
     cost = _cost_of_a_step(bench, variant, store, options)

@@ -106,7 +106,7 @@ def test_an_existing_drafter_is_trained_on(target, chats, tmp_path, capsys):
     assert read_zlab(second / "drafter").config.block_size == 6
     assert "Started from" in (second / "drafter" / "README.md").read_text()
     record = json.loads((second / "run.json").read_text())
-    assert record["options"]["training"]["learning_rate"] == 6e-4
+    assert record["options"]["training"]["learning_rate"] == 3e-4
 
 
 def test_live_features_leave_no_file_and_a_tracker_may_follow(target, chats, tmp_path):

@@ -152,7 +152,7 @@ class TargetOptions:
 
 
 #: Peak learning rates: of a new drafter, and of one that is trained further, which a higher one throws back.
-NEW_RATE, CONTINUED_RATE = 2e-3, 6e-4
+NEW_RATE, CONTINUED_RATE = 2e-3, 3e-4
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class TrainOptions:
             the hardware multiplies it).
         attention: `sdpa` (dense masks), `flex` (FlexAttention, compiled, on CUDA), or `auto` (flex on CUDA).
         optimizer: `adamw`, or `muon` (for matrices; norms by AdamW).
-        learning_rate: peak rate; by default 2e-3 for a new drafter, 6e-4 for one that exists.
+        learning_rate: peak rate; by default 2e-3 for a new drafter, 3e-4 for one that exists.
         warmup: share of the run with rising rate.
         final_rate: rate at the end, as a share of the peak (cosine in between).
         weight_decay: decoupled, on matrices.
