@@ -1,8 +1,8 @@
 """Tokens per second at 1, 2, 4, 8 and 16 streams, drafted and plain: all streams together, and each alone.
 
 A closed load: every stream asks its next prompt as soon as the last one is answered. Plain and drafted take
-turns in one process; ratios are within a pass. Prompts are read in that time as well. A stream's own rate is
-the median over requests of tokens after the first per second of decoding.
+turns in one process, each first in every other pass; ratios are within a pass. Prompts are read in that time
+as well. A stream's own rate is the median over requests of tokens after the first per second of decoding.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--streams", default="1,2,4,8,16")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--passes", type=int, default=6)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     session = slipstream.load(options.target, options.draft)
@@ -72,8 +72,10 @@ def main() -> None:
         asked = requests[: max(4, 2 * streams)]
         for engine in engines.values():
             _run(engine, asked)
+        names = list(engines)
         passes = [
-            {name: _run(engine, asked) for name, engine in engines.items()} for _ in range(options.passes)
+            {name: _run(engines[name], asked) for name in (names, names[::-1])[number % 2]}
+            for number in range(options.passes)
         ]
         rows.append(_row(streams, passes))
         print(_line(rows[-1]), flush=True)
@@ -94,7 +96,9 @@ def _row(streams: int, passes: list[dict[str, Load]]) -> dict[str, object]:
         return round(statistics.median(getattr(loads[name], figure) for loads in passes), 1)
 
     ratios = [loads["drafted"].total / loads["plain"].total for loads in passes]
-    ids = [[[c.token_ids for c in loads[name].completions] for name in loads] for loads in passes]
+    ids = [
+        [[c.token_ids for c in loads[name].completions] for name in ("plain", "drafted")] for loads in passes
+    ]
     drafted = [item for loads in passes for item in loads["drafted"].completions]
     rounds = sum(item.rounds for item in drafted)
     return {
