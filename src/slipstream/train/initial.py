@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from slipstream.model import Drafter
 
@@ -72,7 +72,24 @@ def _layer_weights(weights: Mapping[str, Tensor], number: int) -> dict[str, Tens
         key[len(prefix) : -len(".weight")]: value for key, value in weights.items() if key.startswith(prefix)
     }
     needed = {"input_layernorm", *_COPIED, *(f"self_attn.{name}" for name in _PROJECTIONS)}
-    return layer if needed <= set(layer) else None
+    # A layer with more in it, norms after its parts say, computes something else with the same names.
+    known = needed | {"self_attn.q_norm", "self_attn.k_norm"}
+    return layer if needed <= set(layer) <= known else None
+
+
+@torch.no_grad()
+def plain_gains(model: nn.Module) -> dict[str, Tensor]:
+    """A model's state in which the weight of every RMS norm is what it multiplies by.
+
+    Some families store a norm's weight less one (Gemma). A vector of ones has root mean square one, so what
+    a norm makes of it is its gain.
+    """
+    state = dict(model.state_dict())
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if "RMSNorm" in type(module).__name__ and isinstance(weight, Tensor) and weight.ndim == 1:
+            state[f"{name}.weight"] = module(torch.ones_like(weight))
+    return state
 
 
 def _folded(source: dict[str, Tensor], context_LD: Tensor, head_dim: int) -> dict[str, Tensor]:

@@ -157,9 +157,7 @@ def train_drafter(plan: Plan, report: Report = print, observe: Observer | None =
     run = new_run(drafter, plan.training)
     if restore(run, folder.path):
         report(f"continuing at step {run.step}")
-    run.average.draft_vocabulary = _draft_vocabulary(
-        store, config.vocab_size, plan.training.draft_vocabulary, drafter.draft_vocabulary
-    )
+    run.average.draft_vocabulary = _draft_vocabulary(store, drafter, plan)
     options = _within(plan.training, _of_main(time.perf_counter() - begun))
     ends = frozen_ends(plain)
     evaluation = None
@@ -330,12 +328,15 @@ def _config(target: Target, options: DrafterOptions) -> DraftConfig:
     )
 
 
-def _draft_vocabulary(store: Features, vocab_size: int, count: int, before: Tensor | None) -> Tensor | None:
+def _draft_vocabulary(store: Features, drafter: Drafter, plan: Plan) -> Tensor | None:
     """The commonest tokens of the data, ascending; None where all are drafted.
 
     Data that shows fewer different tokens says nothing of the others: then what the drafter to begin from
-    drafts stays, and what the data shows is added; where it drafts from all, so does the new one.
+    drafts stays (nothing, of a new one, which learns nothing of tokens that are never shown), and what the
+    data shows is added; where it drafts from all, so does the new one.
     """
+    count, vocab_size = plan.training.draft_vocabulary, drafter.config.vocab_size
+    before = drafter.draft_vocabulary if plan.start else torch.empty(0, dtype=torch.int64)
     if count == 0 or count * 2 > vocab_size:
         return None
     counts = store.token_counts(vocab_size)

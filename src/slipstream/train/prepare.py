@@ -10,7 +10,7 @@ from slipstream.core.options import TrainOptions
 from slipstream.data.features import Features
 from slipstream.model import DraftConfig, Drafter
 from slipstream.target import Target
-from slipstream.train.initial import initialise_from_target, target_layers_for
+from slipstream.train.initial import initialise_from_target, plain_gains, target_layers_for
 from slipstream.train.step import FrozenEnds
 
 # Usual spread of initial weights in decoder-only models; norms keep their ones.
@@ -57,4 +57,4 @@ def fresh_drafter(
         return drafter, False
     layer_ids = layer_ids or target_layers_for(config.num_layers, target.info.num_layers)
     sample_LE = torch.cat([store[number].features_LE for number in range(min(8, len(store)))]).float()
-    return drafter, initialise_from_target(drafter, target.model.state_dict(), layer_ids, sample_LE)
+    return drafter, initialise_from_target(drafter, plain_gains(target.model), layer_ids, sample_LE)
