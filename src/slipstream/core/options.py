@@ -227,7 +227,7 @@ class TrainOptions:
     initialise: bool = True
     evaluate_every: int = 200
     decode_prompts: int = 4
-    workload_prompts: int = 4
+    workload_prompts: int = 3
     save_every: int = 100
     tracker: Literal["none", "tensorboard", "wandb"] = "none"
     seed: int = 0
