@@ -187,9 +187,9 @@ class DraftLength:
         """
         best = 0.0
         for size in dict.fromkeys((0, self.most // 2, self.most)):
-            seen = self.costs.seen(rows, size)
             if size == 0 and not self.costs.sure(rows, 0):
                 return 0
+            seen = self.costs.seen(rows, size)
             if seen is None:
                 least = self.costs.least(rows, size)
                 if not best or least is None or tokens[size] / least > best * _HYSTERESIS:

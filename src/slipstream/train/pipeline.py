@@ -20,7 +20,6 @@ from slipstream.core.errors import InputError
 from slipstream.core.options import (
     CHAT_ROWS,
     CONTINUED_RATE,
-    NEW_RATE,
     DrafterOptions,
     EngineOptions,
     SynthesisOptions,
@@ -174,9 +173,9 @@ def train_drafter(plan: Plan, report: Report = print, observe: Observer | None =
 
 def _with_rate(plan: Plan) -> TrainOptions:
     """The options with the peak rate that follows from the beginning, where none is asked for."""
-    if plan.training.learning_rate is not None:
-        return plan.training
-    return replace(plan.training, learning_rate=CONTINUED_RATE if plan.start else NEW_RATE)
+    asked = plan.training.learning_rate
+    rate = CONTINUED_RATE if asked is None and plan.start else plan.training.peak_rate
+    return replace(plan.training, learning_rate=rate)
 
 
 def _plain(plan: Plan, target: Target, report: Report) -> Target:
