@@ -91,6 +91,7 @@ def test_a_users_turn_can_be_opened(style):
         whole = renderer.prompt_text([*before, {"role": "user", "content": "Hello there"}])
         assert whole.startswith(opening)
         assert whole[len(opening) :].startswith("Hello there")
+        assert tokenizer.decode(renderer.user_opening_ids(before, "Hello")) == opening + "Hello"
 
 
 def test_bad_templates_are_one_sentence():

@@ -15,6 +15,7 @@ from slipstream.core.options import EngineOptions, SamplingOptions, SynthesisOpt
 from slipstream.core.records import Completion, Request
 from slipstream.data.chats import Chat
 from slipstream.data.make import ChatPlan, make_chats, renderer_for
+from slipstream.data.openings import openings
 from slipstream.data.readers import read_chats
 from slipstream.data.synthesize import Writer, answer, continue_text, synthesize
 from slipstream.decode import Engine
@@ -102,7 +103,7 @@ def test_greedy_answers_are_the_targets_own(engine: Engine) -> None:
 def test_a_target_that_repeats_itself_is_reported(engine: Engine) -> None:
     # Top-1 sampling always writes the same user turn.
     with pytest.raises(InputError, match="no new user turn"):
-        written(engine, 5, replace(OPTIONS, prompt_top_k=1, prompt_tokens=20))
+        written(engine, 5, replace(OPTIONS, prompt_top_k=1, prompt_tokens=20, opened_share=0.0))
 
 
 def test_given_prompts_are_answered_and_their_answers_replaced(engine: Engine) -> None:
@@ -134,7 +135,7 @@ def test_chats_go_on_for_several_turns_while_they_have_room(engine: Engine) -> N
 
     def chats(room: int) -> list[Chat]:
         writer = replace(writer_of(engine), decoder=Scripted(script), room=room)
-        waves = synthesize(writer, 40, replace(OPTIONS, follow_share=0.5))
+        waves = synthesize(writer, 40, replace(OPTIONS, follow_share=0.5, opened_share=0.0))
         return [chat for wave in waves for chat in wave]
 
     free = chats(10_000)
@@ -144,6 +145,28 @@ def test_chats_go_on_for_several_turns_while_they_have_room(engine: Engine) -> N
         assert [tokenizer.decode(chat.token_ids[a:b]) for a, b in chat.answers] == said
         assert len(chat.messages) == 2 * len(chat.answers)
     assert {len(chat.answers) for chat in chats(110)} == {1, 2}
+
+
+def test_opened_questions_begin_and_end_with_given_words(engine: Engine) -> None:
+    chats = written(engine, 24, replace(OPTIONS, opened_share=1.0, opened_tokens=20))
+    later = 0
+    for chat in chats:
+        for number, message in enumerate(chat.messages):
+            if message["role"] != "user":
+                continue
+            later += number > 0
+            assert any(
+                opening.later == (number > 0)
+                and message["content"].startswith(opening.begin.strip())
+                and message["content"].endswith(opening.end.strip())
+                and len(message["content"]) > len((opening.begin + opening.end).strip())
+                for opening in openings()
+            )
+    assert later
+    assert len({chat.messages[0]["content"][:12] for chat in chats}) > 12
+    none = written(engine, 24, replace(OPTIONS, opened_share=0.0))
+    begins = tuple(opening.begin for opening in openings())
+    assert not any(chat.messages[0]["content"].startswith(begins) for chat in none)
 
 
 def test_base_models_continue_from_nothing(engine: Engine) -> None:

@@ -282,6 +282,9 @@ class SynthesisOptions:
         prompt_temperature: of the user turns; high, for variety.
         prompt_top_k: of the user turns; keeps the unlikely tail out.
         prompt_tokens: longest user turn; longer ones are dropped.
+        opened_share: share of the user turns that begin with given words ("Summarize the following text:",
+            "Write a Python function that"), so that questions are of many kinds; sampled as answers are.
+        opened_tokens: most that the target writes of such a turn; a longer one ends with a whole sentence.
         answer_temperature: of the answers that are sampled.
         answer_top_k: of the answers that are sampled; 0 keeps all tokens.
         greedy_share: share of chats whose answers are decoded greedily.
@@ -295,6 +298,8 @@ class SynthesisOptions:
     prompt_temperature: float = 1.0
     prompt_top_k: int = 64
     prompt_tokens: int = 72
+    opened_share: float = 0.4
+    opened_tokens: int = 160
     answer_temperature: float = 0.8
     answer_top_k: int = 64
     greedy_share: float = 0.6

@@ -65,8 +65,12 @@ class Renderer:
         """Token ids of `prompt_text`, as a server makes them."""
         return self._ids(self.prompt_text(messages))
 
-    def user_opening_ids(self, messages: Sequence[Message] = ()) -> tuple[int, ...]:
+    def user_opening_ids(self, messages: Sequence[Message] = (), begun: str = "") -> tuple[int, ...]:
         """Token ids of everything so far, with the next USER turn opened.
+
+        Args:
+            messages: so far.
+            begun: first words of the turn.
 
         Raises:
             InputError: the template changes the user's text, so that its turn cannot be opened.
@@ -77,7 +81,7 @@ class Renderer:
             raise InputError(
                 "the target's chat template changes the user's text, so its turns cannot be opened"
             )
-        return self._ids(before)
+        return self._ids(before + begun)
 
     def documents(self, messages: Sequence[Message]) -> list[Rendered]:
         """All assistant turns of a chat.

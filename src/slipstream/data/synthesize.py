@@ -1,6 +1,6 @@
 """The target writes its own chats: user turns sampled from its opened chat template, then its own answers.
 
-No data set is needed, and the text is exactly of the kind that the drafter will have to predict. Every chat
+Some of its user turns begin with given words, so that they are of many kinds. No data set is needed, and the text is exactly of the kind that the drafter will have to predict. Every chat
 is a function of the options and its number, so chats can be made in any number of sittings.
 """
 
@@ -15,6 +15,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.options import SamplingOptions, SynthesisOptions
 from slipstream.core.records import Completion, FollowUp, Request
 from slipstream.data.chats import Chat
+from slipstream.data.openings import Opening, draw_opening
 from slipstream.data.render import Message, Rendered, Renderer
 
 
@@ -66,6 +67,7 @@ class _Growing:
         messages: so far.
         document: ids so far, up to the last answer.
         script: messages that come next, where they are given; None lets the target ask.
+        opening: words that the user turn being decoded begins with.
         asked: what is being decoded.
     """
 
@@ -75,6 +77,7 @@ class _Growing:
     messages: list[Message] = field(default_factory=list)
     document: Rendered | None = None
     script: list[Message] | None = None
+    opening: Opening | None = None
     asked: Request | None = None
 
 
@@ -195,13 +198,17 @@ def _begin(number: int, options: SynthesisOptions) -> _Growing:
 def _begun(
     writer: Writer, growing: list[_Growing], options: SynthesisOptions, seen: set[str]
 ) -> list[_Growing]:
-    """Sample the first user turn of every chat; those with an empty, endless or repeated one are dropped."""
+    """Sample the first user turn of every chat; those with an empty, endless or repeated one are dropped, and
+    those that leave no room for an answer.
+    """
     asking = [(chat, request) for chat in growing if (request := _question(writer, chat, options))]
     completions = writer.decoder.generate([request for _, request in asking])
     used = set(seen)
     kept = []
     for (chat, _), completion in zip(asking, completions, strict=True):
-        if _hear_question(chat, completion) and chat.messages[-1]["content"] not in used:
+        if not _hear_question(chat, completion) or chat.messages[-1]["content"] in used:
+            continue
+        if _reply(writer, chat, options) is not None:
             used.add(chat.messages[-1]["content"])
             kept.append(chat)
     return kept
@@ -252,23 +259,31 @@ def _recite(chat: _Growing) -> bool:
 
 def _question(writer: Writer, chat: _Growing, options: SynthesisOptions) -> Request | None:
     """Has the target write the next user turn; None where there is no room."""
-    opening = writer.renderer.user_opening_ids(chat.messages)
+    purpose = f"user {len(chat.messages)}"
+    draw = random.Random(f"{options.seed}/{chat.number}/{purpose}/opening")
+    chat.opening = draw_opening(draw, options.opened_share, later=bool(chat.messages))
+    ids = writer.renderer.user_opening_ids(chat.messages, chat.opening.begin if chat.opening else "")
     # One token at least to ask with, and one to answer.
-    if len(opening) + 1 >= writer.room:
+    if len(ids) + 1 >= writer.room:
         return None
     sampling = SamplingOptions(
-        temperature=options.prompt_temperature,
-        top_k=options.prompt_top_k,
-        max_tokens=options.prompt_tokens,
-        seed=seed_of(options, chat.number, f"user {len(chat.messages)}"),
+        # The opening is variety enough; at a high temperature a small model's passages fall apart.
+        temperature=options.answer_temperature if chat.opening else options.prompt_temperature,
+        top_k=options.answer_top_k if chat.opening else options.prompt_top_k,
+        max_tokens=options.opened_tokens if chat.opening else options.prompt_tokens,
+        seed=seed_of(options, chat.number, purpose),
     )
-    return Request(opening, sampling)
+    return Request(ids, sampling)
 
 
 def _hear_question(chat: _Growing, completion: Completion) -> bool:
     """Add a user turn; whether it is one."""
-    turn = completion.text.strip()
-    if completion.finish_reason != "stop" or not turn:
+    whole = completion.finish_reason == "stop"
+    if chat.opening is not None:
+        turn = chat.opening.filled(completion.text, whole)
+    else:
+        turn = completion.text.strip() if whole else None
+    if not turn:
         return False
     chat.messages.append({"role": "user", "content": turn})
     return True
