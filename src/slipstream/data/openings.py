@@ -1,7 +1,7 @@
-"""First words of user turns, so that a target's own questions are of many kinds and not only of its favourite one.
+"""First words of user turns, so that a target's own questions are of many kinds.
 
-Left to itself a small model asks short questions of one kind. Given "Summarize the following text:" or a line
-of code it writes the text or the code itself, in its own words, and then answers. The words here are of our own
+Left to itself a small model asks short questions of its favourite kind. Given "Summarize the following text:"
+or a line of code, it writes the text or the code itself and then answers. The words here are of our own
 writing, and none of them is a prompt of the bundled workloads.
 """
 

@@ -1,7 +1,8 @@
 """The target writes its own chats: user turns sampled from its opened chat template, then its own answers.
 
-Some of its user turns begin with given words, so that they are of many kinds. No data set is needed, and the text is exactly of the kind that the drafter will have to predict. Every chat
-is a function of the options and its number, so chats can be made in any number of sittings.
+Some of its user turns begin with given words, so that they are of many kinds. No data set is needed, and the
+text is exactly of the kind that the drafter will have to predict. Every chat is a function of the options and
+its number, so chats can be made in any number of sittings.
 """
 
 from __future__ import annotations
