@@ -11,7 +11,7 @@ from slipstream.core.options import EngineOptions, SamplingOptions
 from slipstream.core.records import Request
 from slipstream.decode import DraftProposer, Engine
 from slipstream.decode.accept import Proposal
-from slipstream.decode.grammar import follow
+from slipstream.decode.grammar import Followed, follow
 from slipstream.decode.lookup import LookupProposer
 from slipstream.decode.noise import CHOICE, gumbel
 from slipstream.decode.plain import next_token
@@ -19,7 +19,7 @@ from slipstream.decode.propose import make_chooser
 from slipstream.decode.sampling import RowSettings
 from slipstream.model import Drafter
 from slipstream.target import Target
-from slipstream.testing import ScriptedProposer, random_draft, wrong
+from slipstream.testing import ScriptedProposer, random_draft, right, wrong
 
 VOCAB = 64
 
@@ -47,6 +47,10 @@ class RuleGuide:
 
     def back(self, count: int) -> None:
         self.said = self.said[: len(self.said) - count]
+
+
+def followed(guides: dict[int, RuleGuide]) -> dict[int, Followed]:
+    return {row: Followed(guide) for row, guide in guides.items()}
 
 
 def plain_under_rule(target: Target, request: Request, salt: int) -> list[int]:
@@ -143,7 +147,7 @@ def test_drafts_are_the_best_of_those_permitted_one_after_another(temperature: f
     chooser = make_chooser(settings, "match", "coupled", VOCAB)
     free = chooser(logits_BKV, position_BK, torch.tensor(ids) if few else None)
     guides = {0: RuleGuide(5), 2: RuleGuide(6)}
-    drafts = follow(guides, free, VOCAB)[0].drafts_BK.tolist()
+    drafts = follow(followed(guides), free, VOCAB)[0].drafts_BK.tolist()
     noise_BKV = gumbel(torch.arange(rows), position_BK, VOCAB, CHOICE)
     for row, salt in ((0, 5), (2, 6)):
         slow = RuleGuide(salt)
@@ -170,7 +174,7 @@ def test_a_drafter_that_knows_none_of_the_permitted_tokens_does_no_harm(temperat
     chooser = make_chooser(settings, "match", "coupled", VOCAB)
     free = chooser(torch.randn(1, 2, len(known)), torch.tensor([[4, 5]]), known)
     guide = RuleGuide(1)
-    drafted, permitted = follow({0: guide}, free, VOCAB)
+    drafted, permitted = follow(followed({0: guide}), free, VOCAB)
     assert guide.said == ()
     assert set(drafted.drafts_BK[0].tolist()) <= set(known.tolist())
     assert bits_of(permitted.bits[0, 0].tobytes()) == allowed_after((), 1)
@@ -183,7 +187,7 @@ def test_slots_are_asked_after_their_own_drafts_and_guides_stay_where_they_stood
     second = min(set(range(1, VOCAB)) - allowed_after((first,), 1))
     drafts_BK = torch.tensor([[7, 7], [first, second]])
     drawn = Proposal(drafts_BK, q_BKV=torch.full((2, 2, VOCAB), 1 / VOCAB))
-    kept, permitted = follow({1: guide}, drawn, VOCAB)
+    kept, permitted = follow(followed({1: guide}), drawn, VOCAB)
     assert guide.said == ()
     assert kept.drafts_BK.equal(drafts_BK)  # q is of these drafts
     mask_BTV = permitted.constrain(torch.zeros(2, 3, VOCAB)) == 0
@@ -195,7 +199,100 @@ def test_slots_are_asked_after_their_own_drafts_and_guides_stay_where_they_stood
 
 def test_tokens_that_a_guide_does_not_know_are_forbidden() -> None:
     nothing = Proposal(torch.zeros(1, 0, dtype=torch.int64))
-    _, permitted = follow({0: RuleGuide(1)}, nothing, VOCAB + 9)
+    _, permitted = follow(followed({0: RuleGuide(1)}), nothing, VOCAB + 9)
     logits_BTV = permitted.constrain(torch.zeros(1, 1, VOCAB + 9))
     assert bool(torch.isinf(logits_BTV[0, 0, VOCAB:]).all())
     assert set((logits_BTV[0, 0] == 0).nonzero()[:, 0].tolist()) == allowed_after((), 1)
+
+
+class TiringGuide(RuleGuide):
+    """Its parser gives up on the second draft of a block: in the mask before it or in the token itself."""
+
+    def __init__(self, salt: int, where: str) -> None:
+        super().__init__(salt)
+        self.where, self.asked, self.raised = where, 0, 0
+
+    def mask(self) -> bytes:
+        self.asked += 1
+        self.tire("mask")
+        return super().mask()
+
+    def accept(self, token: int) -> bool:
+        self.tire("accept")
+        return super().accept(token)
+
+    def back(self, count: int) -> None:
+        self.asked = 0
+        super().back(count)
+
+    def tire(self, where: str) -> None:
+        # Tokens of the text itself come without masks in between.
+        if where == self.where and self.asked > 1:
+            self.raised += 1
+            raise RuntimeError("too many states")
+
+
+@pytest.mark.parametrize("acceptor", ["match", "reject"])
+@pytest.mark.parametrize("where", ["mask", "accept"])
+def test_a_parser_that_gives_up_on_drafts_ends_the_drafts_and_nothing_else(
+    target: Target, where: str, acceptor: str
+) -> None:
+    request = Request((5, 9), sampling(0.0, 1), grammar=lambda: RuleGuide(1))
+    free = Request((3, 4), SamplingOptions(max_tokens=24, ignore_eos=True))
+    plain = [Engine(target).generate([one])[0] for one in (request, free)]
+    texts = [[*one.prompt_ids, *done.token_ids] for one, done in zip((request, free), plain, strict=True)]
+    guide = TiringGuide(1, where)
+    tired = Request((5, 9), sampling(0.0, 1), grammar=lambda: guide)
+    options = EngineOptions(drafts="max", acceptor=acceptor)
+    done = Engine(target, ScriptedProposer(texts, right, 6), options).generate([tired, free])
+    assert guide.raised > 3
+    assert [item.token_ids for item in done] == [item.token_ids for item in plain]
+    assert [item.failure for item in done] == ["", ""]
+    # What was chosen before the parser gave up counts.
+    most = 1 if where == "mask" else 2
+    assert done[0].acceptance_length > most - 0.5
+    assert done[0].acceptance_length <= most
+    assert done[1].acceptance_length > 4
+
+
+class BrokenGuide(RuleGuide):
+    """Its parser gives up for good after some tokens: before the next one, on it, or by refusing it."""
+
+    def __init__(self, salt: int, where: str, after: int) -> None:
+        super().__init__(salt)
+        self.where, self.after = where, after
+
+    def mask(self) -> bytes:
+        if self.where == "mask" and len(self.said) >= self.after:
+            raise RuntimeError("too many states")
+        return super().mask()
+
+    def accept(self, token: int) -> bool:
+        if len(self.said) >= self.after and self.where == "accept":
+            raise RuntimeError("too many states")
+        return super().accept(token) if len(self.said) < self.after else False
+
+
+@pytest.mark.parametrize("drafts", ["right", "half right", "none"])
+@pytest.mark.parametrize("after", [0, 1, 8])
+@pytest.mark.parametrize("where", ["mask", "accept", "refuse"])
+def test_a_parser_that_gives_up_on_a_text_ends_that_text_and_no_other(
+    target: Target, where: str, after: int, drafts: str
+) -> None:
+    request = Request((5, 9), sampling(0.9, 1), grammar=lambda: RuleGuide(1))
+    mate = Request((6, 9), sampling(0.9, 2), grammar=lambda: RuleGuide(2))
+    plain = [list(Engine(target).generate([one])[0].token_ids) for one in (request, mate)]
+    texts = [[5, 9, *plain[0]], [6, 9, *plain[1]]]
+    script = right if drafts == "right" else random_draft(3, 0.6)
+    broken = Request((5, 9), sampling(0.9, 1), grammar=lambda: BrokenGuide(1, where, after))
+    engine = Engine(
+        target,
+        None if drafts == "none" else ScriptedProposer(texts, script, 6),
+        EngineOptions(drafts="max"),
+    )
+    pieces = list(engine.stream([broken, mate]))
+    done = engine.completions
+    assert list(done[0].token_ids) == plain[0][:after]
+    assert [token for piece in pieces if piece.index == 0 for token in piece.token_ids] == plain[0][:after]
+    assert ("refused" if where == "refuse" else "too many states") in done[0].failure
+    assert (list(done[1].token_ids), done[1].failure) == (plain[1], "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 
 import pytest
 import torch
@@ -141,7 +142,7 @@ def test_without_a_cpu_description_float32_is_chosen(tmp_path, monkeypatch):
 @pytest.fixture
 def gguf_file(tmp_path):
     file = tmp_path / "tiny.Q4_1.gguf"
-    file.write_bytes(b"GGUF")
+    file.write_bytes(b"GGUF" + bytes(9000))
     return file
 
 
@@ -169,11 +170,53 @@ def test_a_conversion_is_done_once_and_told(gguf_file, conversions, tmp_path):
     assert len(lines) == 2
 
 
-def test_a_changed_file_is_converted_again(gguf_file, conversions, tmp_path):
+def test_a_copy_is_not_converted_again(gguf_file, conversions, tmp_path):
     first = gguf.converted_folder(gguf_file, print, tmp_path / "cache")
-    os.utime(gguf_file, ns=(1, 1))
+    copy = tmp_path / "elsewhere" / "other.gguf"
+    copy.parent.mkdir()
+    shutil.copyfile(gguf_file, copy)
+    os.utime(copy, ns=(1, 1))
+    assert gguf.converted_folder(copy, print, tmp_path / "cache") == first
+    assert len(conversions) == 1
+
+
+@pytest.mark.parametrize("place", [0, 7000, -1])
+def test_another_byte_is_another_conversion(gguf_file, conversions, tmp_path, place):
+    first = gguf.converted_folder(gguf_file, print, tmp_path / "cache")
+    stat, content = gguf_file.stat(), bytearray(gguf_file.read_bytes())
+    content[place] ^= 1
+    gguf_file.write_bytes(content)
+    os.utime(gguf_file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert gguf.converted_folder(gguf_file, print, tmp_path / "cache") != first
     assert len(conversions) == 2
+
+
+def test_what_decides_the_conversion_is_in_its_key(gguf_file, monkeypatch):
+    keys = [gguf.cache_key(gguf_file)]
+    for owner, name, value in (
+        (gguf, "_LAYOUT", "0"),
+        (gguf, "_DTYPE", torch.float16),
+        (gguf.transformers, "__version__", "0"),
+    ):
+        monkeypatch.setattr(owner, name, value)
+        keys.append(gguf.cache_key(gguf_file))
+    assert len(set(keys)) == 4
+
+
+def test_a_file_that_changes_meanwhile_is_not_kept(gguf_file, conversions, tmp_path, monkeypatch):
+    def changed(file, folder):
+        (folder / "config.json").write_text("of whatever it was then")
+        file.write_bytes(b"GGUF and more")
+
+    monkeypatch.setattr(gguf, "_convert", changed)
+    with pytest.raises(TargetError, match="changed while it was converted"):
+        gguf.converted_folder(gguf_file, print, tmp_path / "cache")
+    assert not list((tmp_path / "cache" / "gguf").iterdir())
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path):
+    with pytest.raises(TargetError, match="cannot be read"):
+        gguf.cache_key(tmp_path)
 
 
 def test_a_broken_conversion_is_never_used(gguf_file, conversions, tmp_path, monkeypatch):

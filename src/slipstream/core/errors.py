@@ -31,5 +31,9 @@ class MissingExtraError(SlipstreamError):
         super().__init__(f"{package} is not installed; install it with: pip install 'slipstream[{extra}]'")
 
 
+class GrammarError(SlipstreamError):
+    """A grammar cannot be followed: its parser gave up."""
+
+
 class TrainingError(SlipstreamError):
     """A training run went wrong by itself: its loss is no longer a number."""

@@ -12,7 +12,11 @@ FinishReason = Literal["stop", "length"]
 
 
 class Guide(Protocol):
-    """Which tokens a grammar allows next; follows one text."""
+    """Which tokens a grammar allows next; follows one text.
+
+    A guide whose parser gives up raises, and stands where it stood. On a draft that ends the drafts; on the
+    text itself it ends the text, and no other.
+    """
 
     def mask(self) -> bytes:
         """One bit per token, lowest first: token v is bit v % 8 of byte v // 8. Never all zeros."""
@@ -104,6 +108,7 @@ class Completion:
         cached_tokens: of the prompt, whose keys and values were kept from an earlier request.
         queue_s: seconds of `ttft_s` that went by before the prompt's turn came.
         logprobs: of all tokens, where the request asked for them.
+        failure: why the text ends where its grammar could be followed no further; else empty.
     """
 
     text: str
@@ -120,6 +125,7 @@ class Completion:
     cached_tokens: int = 0
     queue_s: float = 0.0
     logprobs: tuple[TokenLogprob, ...] = ()
+    failure: str = ""
 
     @property
     def drafts_mean(self) -> float:

@@ -24,12 +24,14 @@ class Proposal:
         offered: False has the target verify the drafts but keep none, which is plain decoding with the
             shapes of drafted decoding.
         again: chooses drafts again among some tokens; None where there are no logits to choose by.
+        most_B: tokens that a row may say in this round, at least one; None sets no limit.
     """
 
     drafts_BK: Tensor
     q_BKV: Tensor | None = None
     offered: bool = True
     again: Again | None = None
+    most_B: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,12 @@ class Verdict:
 
     tokens_BT: Tensor
     emitted_B: Tensor
+
+    def within(self, most_B: Tensor | None) -> Verdict:
+        """No more than so many tokens of each row."""
+        if most_B is None:
+            return self
+        return Verdict(self.tokens_BT, self.emitted_B.minimum(most_B))
 
 
 def match(proposal: Proposal, choices_BT: Tensor) -> Verdict:

@@ -8,6 +8,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.options import EngineOptions
 from slipstream.core.records import Completion, FollowUp, GraphReport, Piece, Request
 from slipstream.decode.draft_length import DraftLength
+from slipstream.decode.footprint import ANYTHING, Demands
 from slipstream.decode.graphs import Recorder, graphs_of
 from slipstream.decode.prefix import PrefixCache
 from slipstream.decode.propose import NullProposer, Proposer
@@ -58,6 +59,7 @@ class Engine:
         self._rows: Rows | None = None
         self._prefixes = PrefixCache(options.prefix_tokens)
         self._graphs = graphs_of(target, options, self.block_size, recorder)
+        self._round_bytes = 0  # that were planned for a round
 
     @property
     def graphs(self) -> GraphReport:
@@ -95,7 +97,7 @@ class Engine:
             self._end()
             return
         longest = max(len(request.prompt_ids) + self._limit(request) for request in requests)
-        rows = self._open(min(len(requests), self.options.max_rows), longest, longest)
+        rows = self._open(min(len(requests), self.options.max_rows), longest, longest, Demands.of(requests))
         for request in requests:
             rows.submit(request)
         while rows.busy:
@@ -122,7 +124,8 @@ class Engine:
             return
         # Buffers grow with what is said, and how long that gets nobody knows.
         longest = max(len(request.prompt_ids) + self._limit(request) for request in requests)
-        rows = self._open(min(len(requests), self.options.max_rows), self.max_context, longest)
+        many = min(len(requests), self.options.max_rows)
+        rows = self._open(many, self.max_context, longest, Demands.of(requests))
         numbers = {rows.submit(request): number for number, request in enumerate(requests)}
         while rows.busy:
             rows.step()
@@ -145,7 +148,7 @@ class Engine:
         Raises:
             InputError: buffers for so many rows of the longest context do not fit into memory.
         """
-        return self._open(rows or self.options.max_rows, self.max_context, self.max_context)
+        return self._open(rows or self.options.max_rows, self.max_context, self.max_context, ANYTHING)
 
     def rest(self) -> None:
         """Write down what rounds cost, now that nothing decodes; nothing happens without a place for it."""
@@ -155,11 +158,11 @@ class Engine:
         """Keep nothing of earlier requests for prompts that begin alike."""
         self._prefixes = PrefixCache(self.options.prefix_tokens)
 
-    def _open(self, rows: int, longest: int, planned: int) -> Rows:
+    def _open(self, rows: int, longest: int, planned: int, demands: Demands) -> Rows:
         """Free rows for sequences of at most `longest` tokens; buffers of an earlier call serve again where
-        they fit. Memory is planned for `planned` tokens.
+        they fit. Memory is planned for `planned` tokens and what requests demand.
         """
-        self._plan(rows, rounded(planned + self.block_size))
+        self._plan(rows, rounded(planned + self.block_size), demands)
         self._end()
         slots = rounded(longest + self.block_size)
         if self._cache is None or not self._cache.reuse(rows, slots):
@@ -174,25 +177,32 @@ class Engine:
         )
         return self._rows
 
-    def _plan(self, rows: int, slots: int) -> None:
+    def _plan(self, rows: int, slots: int, demands: Demands) -> None:
         """Refuse buffers that do not fit into memory.
 
-        The workspace is an estimate: logits of a round three times over in float32 (as they are, filtered,
-        with noise), states and features of the part of a prompt that is read at once. Captured rounds have
-        a workspace of their own.
+        Captured rounds share a pool of their own, which keeps what the largest of them takes. Rounds that run
+        as they are need the same beside it: those that cannot be captured, and the first of every kind.
         """
         info, proposer, options = self.target.info, self.proposer, self.options
-        if self._cache is not None and self._cache.rows >= rows and self._cache.slots >= slots:
-            return  # they are there
+        logits = rows * self.block_size * info.vocab_size * 4
+        round_bytes = demands.round_bytes(rows, self.block_size, info.vocab_size, options.acceptor)
+        there = self._cache is not None and self._cache.rows >= rows and self._cache.slots >= slots
+        if there and round_bytes <= self._round_bytes:
+            return
         wide = info.width * (4 + len(proposer.tap_ids) if proposer is not None else 4)
         part = options.prefill_chunk * (wide + 3 * info.intermediate_size) * self.target.dtype.itemsize
+        drafted = proposer.token_bytes if proposer is not None else 0
         parts = {
-            "keys and values of the target": rows * slots * self.target.token_bytes,
-            "those of the drafter": rows * slots * (proposer.token_bytes if proposer is not None else 0),
-            "workspace": rows * self.block_size * info.vocab_size * (6 if self._graphs.on else 3) * 4 + part,
+            "keys and values of the target": (not there) * rows * slots * self.target.token_bytes,
+            "those of the drafter": (not there) * rows * slots * drafted,
+            "a part of a prompt": part,
+            "a round": round_bytes,
+            # And logits and q for choices that have to be made again.
+            "captured rounds": self._graphs.on * (round_bytes + 2 * logits),
         }
         limits = f"{rows} rows of {slots} tokens are asked for: lower max_rows or max_context"
         require(parts, self.target.device, limits)
+        self._round_bytes = round_bytes
 
     def _end(self) -> None:
         """End what an earlier call has left open: the buffers will hold another text."""

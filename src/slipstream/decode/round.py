@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from slipstream.core.options import EngineOptions
-from slipstream.core.records import Guide, TokenLogprob
+from slipstream.core.records import TokenLogprob
 from slipstream.decode.accept import Proposal, Verdict, match, reject
 from slipstream.decode.backlog import Backlog
-from slipstream.decode.grammar import follow
+from slipstream.decode.grammar import Followed, follow
 from slipstream.decode.history import History
 from slipstream.decode.logprobs import read_logprobs
 from slipstream.decode.propose import DraftChooser, Proposer
@@ -52,7 +52,7 @@ class Batch:
     history: History = field(init=False)
     chooser: DraftChooser = field(init=False)
     backlog: Backlog = field(init=False)
-    guides: dict[int, Guide] = field(default_factory=dict)
+    guides: dict[int, Followed] = field(default_factory=dict)
     logprobs: int | None = None
     drafting: bool = True
 
@@ -163,9 +163,10 @@ def accept(
     settings = batch.settings
     if batch.options.acceptor == "reject":
         p_BTV, short_B = distribution(logits_BTV, settings, survivors)
-        return reject(proposal, p_BTV, settings.seed_B, position_BT), short_B
+        drawn = reject(proposal, p_BTV, settings.seed_B, position_BT)
+        return drawn.within(proposal.most_B), short_B
     choice = choose(logits_BTV, position_BT, settings, survivors)
-    return match(proposal, choice.ids_BT), choice.short_B
+    return match(proposal, choice.ids_BT).within(proposal.most_B), choice.short_B
 
 
 def propose(batch: Batch, visible: int) -> Proposal:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream.core.records import Completion, FinishReason, Piece, Request, TokenLogprob
+from slipstream.decode.grammar import Followed
 from slipstream.decode.text import Detokenizer
 
 
@@ -31,7 +32,7 @@ class Tracker:
         self.cancelled = False
         self.cached_tokens = 0
         self.token_ids: list[int] = []
-        self.guide = request.grammar() if request.grammar is not None else None
+        self.guide = Followed(request.grammar()) if request.grammar is not None else None
         self.started_at = self.admitted_at = self.first_at = self.last_at = 0.0
         self._logprobs: list[TokenLogprob] = []
         self._limit = limit
@@ -80,6 +81,7 @@ class Tracker:
             decode_s=self.last_at - self.first_at,
             queue_s=self.admitted_at - self.started_at,
             logprobs=tuple(self._logprobs),
+            failure=self.guide.failure if self.guide is not None else "",
         )
 
     def _take(
@@ -92,13 +94,12 @@ class Tracker:
     ) -> Piece:
         """Append tokens until the text ends; the first `drafted` of them were drafts, of so many made."""
         spans: list[tuple[str, bool]] = []
-        used = 0
+        before = len(self.token_ids)
         for number, token in enumerate(tokens):
-            used += 1
             spans += self._one(token, number < drafted)
             if self.finish_reason is not None:
                 break
-        self.last_at = now
+        self.last_at, used = now, len(self.token_ids) - before
         text = "".join(part for part, _ in spans)
         self._text.append(text)
         taken, likely = tuple(tokens[:used]), self._asked(logprobs[:used])
@@ -115,9 +116,10 @@ class Tracker:
 
     def _one(self, token: int, drafted: bool) -> list[tuple[str, bool]]:
         """Append one token; the text that is certain after it."""
+        if self.guide is not None and not self.guide.say(token, token in self._ends):
+            self.finish_reason = "stop"
+            return self._release(self._detokenizer.finish(), drafted)
         self.token_ids.append(token)
-        if self.guide is not None:
-            self.guide.accept(token)
         if token in self._ends:
             self.finish_reason = "stop"
             return self._release(self._detokenizer.finish(), drafted)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
-from slipstream.core.errors import MissingExtraError
+from slipstream.core.errors import GrammarError, MissingExtraError
 from slipstream.serve.errors import ApiError, bad
 from slipstream.serve.fields import NamedTool, ResponseFormat, Tool
 from slipstream.serve.tools import BEGIN, END
@@ -18,6 +19,7 @@ try:
 except ImportError as error:  # pragma: no cover
     raise MissingExtraError("llguidance", "serve") from error
 
+_T = TypeVar("_T")
 #: One way to write each value: a model that may add blanks can do so for ever.
 _COMPACT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -26,8 +28,8 @@ class ParserGuide:
     """What a parser allows next; see `core.records.Guide`.
 
     A parser counts what it was asked and gives up beyond a bound, so drafts could use up what the text
-    needs. One that gives up is replaced by a new one that has read nothing but the text. Where that gives
-    up too, the text ends, and `failure` says why.
+    needs. One that gives up is replaced by a new one that has read nothing but the text, and only where that
+    gives up too, the guide does.
 
     Args:
         tokenizer: of llguidance.
@@ -35,6 +37,9 @@ class ParserGuide:
         end_ids: tokens that end a text.
         vocab_size: of the model.
         limits: of the parser; None takes its own.
+
+    Raises:
+        GrammarError: the parser cannot begin.
     """
 
     def __init__(
@@ -48,55 +53,51 @@ class ParserGuide:
         self._new = partial(llguidance.LLMatcher, tokenizer, grammar, log_level=0, limits=limits)
         self._matcher = self._new()
         self._said: list[int] = []
-        self._failed_after = 0
-        self.failure = str(self._matcher.get_error())
+        self._check()
         bits = bytearray(-(-vocab_size // 8))
         for token in end_ids:
             bits[token // 8] |= 1 << token % 8
         self._end = bytes(bits)
 
     def mask(self) -> bytes:
-        """As the parser says; the end alone once it has failed."""
-        mask = b"" if self.failure else self._ask()
+        """As the parser says; the end where it allows nothing.
+
+        Raises:
+            GrammarError: the parser gives up.
+        """
+        mask: bytes = self._ask(lambda: self._matcher.compute_bitmask())
         return mask if any(mask) else self._end
 
     def accept(self, token: int) -> bool:
-        """Move on, if the parser allows it."""
-        if self.failure:
+        """Move on, if the parser allows it.
+
+        Raises:
+            GrammarError: the parser gives up.
+        """
+        if self._ask(lambda: self._matcher.try_consume_tokens([token])) != 1:
             return False
-        if self._matcher.try_consume_tokens([token]) != 1:
-            if not self._matcher.is_error():
-                return False
-            self._renew()
-            if self._matcher.try_consume_tokens([token]) != 1:
-                return False
         self._said.append(token)
         return True
 
     def back(self, count: int) -> None:
-        """Take tokens back, and a failure that came after them."""
-        if not count:
-            return
-        del self._said[-count:]
-        if self.failure and self._failed_after > len(self._said):
-            self.failure = ""
-        if self._matcher.is_error():
-            self._renew()
-        else:
+        """Take tokens back."""
+        if count:
+            del self._said[-count:]
             self._matcher.rollback(count)
 
-    def _ask(self) -> bytes:
-        mask: bytes = self._matcher.compute_bitmask()
+    def _ask(self, question: Callable[[], _T]) -> _T:
+        """What the parser answers, or a new one."""
+        answer = question()
         if self._matcher.is_error():
-            self._renew()
-            mask = self._matcher.compute_bitmask()
-            if self._matcher.is_error():
-                self.failure, self._failed_after = str(self._matcher.get_error()), len(self._said)
-        return b"" if self.failure else mask
+            self._matcher = self._new()
+            self._matcher.try_consume_tokens(self._said)
+            answer = question()
+            self._check()
+        return answer
 
-    def _renew(self) -> None:
-        self._matcher = self._new()
-        self._matcher.try_consume_tokens(self._said)
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarError(str(self._matcher.get_error()))
 
 
 class Grammars:
@@ -171,11 +172,11 @@ class Grammars:
             tokenizer = self._tokenizer
         except ValueError as error:
             raise ApiError(400, f"grammars cannot read this tokenizer: {error}", param) from error
-        guide = ParserGuide(tokenizer, grammar, info.eos_token_ids, info.vocab_size)
-        if guide.failure:
-            reason = " ".join(guide.failure.split())[:300]
-            raise bad(param, f"{param} cannot be followed: {reason}")
-        return guide
+        try:
+            return ParserGuide(tokenizer, grammar, info.eos_token_ids, info.vocab_size)
+        except GrammarError as error:
+            reason = " ".join(str(error).split())[:300]
+            raise bad(param, f"{param} cannot be followed: {reason}") from error
 
 
 def _schema_grammar(schema: dict[str, Any]) -> str:

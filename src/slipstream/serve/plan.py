@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -33,7 +33,6 @@ class Plan:
         prompts: the prompts, for echo and for the log.
         template_s: seconds that template and tokenising took.
         tool_calls: whether tool calls are looked for in the answer.
-        guides: of the requests, where a grammar binds them.
         grammar_s: seconds that reading the grammars took.
     """
 
@@ -42,7 +41,6 @@ class Plan:
     prompts: tuple[str, ...]
     template_s: float
     tool_calls: bool = False
-    guides: tuple[ParserGuide, ...] = field(default=(), repr=False)
     grammar_s: float = 0.0
 
 
@@ -86,7 +84,7 @@ class Planner:
         requests = self._requests(fields, [ids], limit, None, wanted if fields.logprobs else None, guides)
         prompts = tuple(self.templates.shown(ids) for ids in [ids])
         reads = bool(tools) and self.templates.hermes
-        return Plan(fields, requests, prompts, elapsed, reads, tuple(guides), grammar_s)
+        return Plan(fields, requests, prompts, elapsed, reads, grammar_s)
 
     def text(self, fields: TextFields) -> Plan:
         """A plan for texts that are continued as they are.

@@ -204,8 +204,8 @@ class Service:
         plan, choice = visit.answer.plan, visit.answer.choices[place]
         choice.done = done
         self.metrics.finished(done, plan.template_s, choice.reason or done.finish_reason)
-        if plan.guides and plan.guides[place].failure:
-            raise ApiError(500, f"the grammar could not be followed: {plan.guides[place].failure[:300]}")
+        if done.failure:
+            raise ApiError(500, f"the grammar could not be followed: {done.failure[:300]}")
 
     async def _body(self, request: Request) -> bytes:
         """The body, no longer than allowed.

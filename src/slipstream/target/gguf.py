@@ -22,7 +22,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from slipstream.core.errors import MissingExtraError, TargetError
 
 Progress = Callable[[str], None]
-_LAYOUT = "1"
+_DTYPE = torch.bfloat16
+_LAYOUT = "2"
 """Goes into the key of a conversion; raise it when what is written changes."""
 
 
@@ -42,7 +43,8 @@ def converted_folder(file: Path, progress: Progress, root: Path | None = None) -
         TargetError: the file cannot be read as a causal language model.
     """
     place = (root or platformdirs.user_cache_path("slipstream")) / "gguf"
-    folder = place / cache_key(file)
+    key = cache_key(file)
+    folder = place / key
     if folder.is_dir():
         return folder
     for package in ("gguf", "accelerate"):
@@ -54,6 +56,9 @@ def converted_folder(file: Path, progress: Progress, root: Path | None = None) -
     half = Path(tempfile.mkdtemp(prefix="half-", dir=place))
     try:
         _convert(file, half)
+        # Another content under this key would be taken for this one by every later load.
+        if cache_key(file) != key:
+            raise TargetError(f"{file.name} changed while it was converted; try again once it is complete")
         _publish(half, folder)
     finally:
         shutil.rmtree(half, ignore_errors=True)
@@ -62,24 +67,33 @@ def converted_folder(file: Path, progress: Progress, root: Path | None = None) -
 
 
 def cache_key(file: Path) -> str:
-    """Name of a file's conversion: its own name, and a digest of path, size, time and layout.
+    """Name of a file's conversion: a digest of its content and of what decides what becomes of it.
+
+    All of the content is read, at 1.6 GB/s on a CPU with SHA instructions. Path and time stay out of it:
+    every installation brings the bundled file along, and its conversion is three times as large.
 
     Args:
         file: the GGUF file.
 
     Returns:
-        A folder name; it changes when the file does.
+        A folder name; the same for every copy of the file.
+
+    Raises:
+        TargetError: the file cannot be read.
     """
-    file = file.resolve()
-    stat = file.stat()
-    text = "\0".join((str(file), str(stat.st_size), str(stat.st_mtime_ns), _LAYOUT))
-    return f"{file.stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    try:
+        with file.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256")
+    except OSError as error:
+        raise TargetError(f"{file} cannot be read: {error.strerror or error}") from error
+    digest.update("\0".join((str(_DTYPE), transformers.__version__, _LAYOUT)).encode())
+    return digest.hexdigest()[:32]
 
 
 def _convert(file: Path, folder: Path) -> None:
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.bfloat16, **_dequantize()
+            file.parent, gguf_file=file.name, dtype=_DTYPE, **_dequantize()
         )
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as error:  # a damaged file makes its readers raise anything
