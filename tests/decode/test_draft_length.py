@@ -94,6 +94,32 @@ def test_it_parks_where_drafts_are_wrong_and_comes_back_when_they_are_right() ->
     assert share_drafted([0] * 600) < 0.1
 
 
+@pytest.mark.parametrize(("left", "drafts"), [(200, True), (6, False)])
+def test_drafting_again_must_be_worth_what_has_to_be_read_first(left: int, drafts: bool) -> None:
+    """Drafts are always right, but the drafter has 100 tokens to read, which takes ten plain rounds."""
+    lengths = DraftLength(MOST)
+    lengths.read(100, 10.0)
+    lengths.costs.seconds = {(1, size): 1.0 + 0.5 * bool(size) for size in lengths.sizes}
+    lengths._current = 0
+    lengths._common.hits[:] = 0.99
+    assert (lengths.choose([0], [left], waiting=100) > 0) == drafts
+    # With nothing to read it drafts in any case.
+    assert lengths.choose([1], [left]) > 0
+
+
+def test_looks_are_rarer_where_much_has_to_be_read() -> None:
+    def looks(waiting: int) -> int:
+        lengths, found = DraftLength(MOST), 0
+        lengths.read(1, 0.02)
+        for _ in range(2000):
+            drafts = lengths.choose([0], [1000], waiting)
+            found += drafts > 0
+            lengths.note({0: 0}, drafts, COSTS["free"][drafts])
+        return found
+
+    assert 2 < looks(100) < looks(0) / 2
+
+
 def test_a_batch_gets_what_pays_for_all_of_it() -> None:
     """Rounds of many rows cost more per draft; a few good rows do not make up for it."""
     lengths = DraftLength(MOST)

@@ -69,12 +69,14 @@ class Backlog:
         self._rounds: list[_Rounds] = []
         self._request: list[int | None] = [None] * rows
         self._admitted = 0
-        self._bytes = 0
+        #: That wait, padding of prompts included.
+        self.tokens = 0
+        self._width = 0
 
     @property
     def full(self) -> bool:
         """Whether more waits than should."""
-        return self._bytes > _MOST
+        return self.tokens * self._width > _MOST
 
     def admit(self, prompts: Prompts) -> None:
         """Newcomers begin to decode."""
@@ -83,7 +85,7 @@ class Backlog:
             self._request[row] = self._admitted
         if self._proposer is not None:
             self._prompts.append(prompts)
-            self._bytes += _size(prompts.features_BLE)
+            self._count(prompts.features_BLE)
 
     def park(self, features_B1E: Tensor, start_B: Tensor, rows: Sequence[int]) -> None:
         """A round without drafts: every row that decodes moves on by one token.
@@ -99,15 +101,15 @@ class Backlog:
         if not self._rounds or self._rounds[-1].requests != requests:
             self._rounds.append(_Rounds(requests, tuple(rows), start_B.clone()))  # rounds may write over it
         self._rounds[-1].features.append(features_B1E)
-        self._bytes += _size(features_B1E)
+        self._count(features_B1E)
 
     def leave(self, row: int) -> None:
         """The request in a row has ended; nobody will ask for its drafts."""
         self._request[row] = None
         self._prompts = [p for p in self._prompts if any(self._request[r] is not None for r in p.rows)]
         self._rounds = [r for r in self._rounds if self._present(r)]
-        waiting = [feature for rounds in self._rounds for feature in rounds.features]
-        self._bytes = sum(map(_size, waiting)) + sum(_size(p.features_BLE) for p in self._prompts)
+        waiting = sum(len(rounds.rows) * len(rounds.features) for rounds in self._rounds)
+        self.tokens = waiting + sum(p.features_BLE.shape[:-1].numel() for p in self._prompts)
 
     def flush(self, visible: int) -> None:
         """Show the proposer all that waits.
@@ -119,7 +121,12 @@ class Backlog:
             self._show_prompts(prompts)
         for rounds in self._rounds:
             self._show_rounds(rounds, visible)
-        self._prompts, self._rounds, self._bytes = [], [], 0
+        self._prompts, self._rounds, self.tokens = [], [], 0
+
+    def _count(self, features_BLE: Tensor) -> None:
+        """More tokens wait."""
+        self.tokens += features_BLE.shape[:-1].numel()
+        self._width = features_BLE.shape[-1] * features_BLE.element_size()
 
     def _show_prompts(self, prompts: Prompts) -> None:
         assert self._proposer is not None
@@ -147,7 +154,3 @@ class Backlog:
         return [
             place for place, (number, row) in pairs if number is not None and number == self._request[row]
         ]
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -7,7 +7,7 @@ decoding. The choice changes speed only: what is said does not depend on it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +25,10 @@ _HYSTERESIS = 1.02
 _LOOK_UP, _LOOK_DOWN = 0.012, 0.002
 #: Rounds that not drafting holds while the same requests decode: deciding takes a fiftieth of a short round.
 _HOLD = 8
+#: Tokens of a request that are counted on: it may end before its limit.
+_AHEAD = 64
+#: Weight of a new time of reading up on what waits.
+_NEW_READING = 0.3
 #: Looks of a kind are at least so many rounds apart; in vain, they double what the next must have saved up,
 #: so often at most.
 _LEAST_ROUNDS, _MOST_DOUBLINGS = 16, 2.0
@@ -85,6 +89,7 @@ class DraftLength:
     costs: RoundCosts = field(default_factory=RoundCosts)
     _own: dict[int, _Rates] = field(default_factory=dict)
     _current: int = 0
+    _per_token: float = 0.0
     _again: bool = False
     _held: int = 0
     _held_for: Sequence[int] = ()
@@ -99,26 +104,32 @@ class DraftLength:
         # Nothing is known yet: the first look comes early.
         self._up, self._down = _Looks(_LOOK_UP, vain=-1.0), _Looks(_LOOK_DOWN)
 
-    def choose(self, requests: Sequence[int]) -> int:
+    def choose(self, requests: Sequence[int], left: Iterable[int] = (), waiting: int = 0) -> int:
         """Drafts of the next round.
 
         Args:
             requests: numbers of those that decode.
+            left: most tokens that each may still say.
+            waiting: tokens that the drafter has to read before it can draft.
         """
         if self.fixed is not None:
             return self.fixed
         if self._held and not self._again and list(requests) == self._held_for:
             self._held -= 1
             return 0
-        self._held, look = 0, self._decide(requests)
+        ahead = sum(min(_AHEAD, tokens) for tokens in left)
+        self._held, look = 0, self._decide(requests, ahead, waiting * self._per_token)
         if look is not None:
             return look
         if self._current == 0:
             self._held, self._held_for = _HOLD - 1, list(requests)
         return self._current
 
-    def _decide(self, requests: Sequence[int]) -> int | None:
-        """Choose what holds for now; drafts of the next round alone where another size is looked at."""
+    def _decide(self, requests: Sequence[int], ahead: int, owed: float) -> int | None:
+        """Choose what holds for now; drafts of the next round alone where another size is looked at.
+
+        To draft again costs `owed` seconds first, and must save them over the tokens ahead.
+        """
         rows, tokens = len(requests), self._expected(requests)
         # Somebody new may be easier to draft for; one of many changes little.
         fresh = sum(request not in self._own for request in requests)
@@ -129,12 +140,13 @@ class DraftLength:
         cost = dict(zip(self.sizes, self.costs.estimate(rows, self.sizes), strict=True))
         value = {size: tokens[size] / cost[size] for size in self.sizes}
         best = max(value, key=value.__getitem__)
-        if value[best] > value[self._current] * _HYSTERESIS:
+        gain = value[best] > value[self._current] * _HYSTERESIS
+        if gain and (self._current or owed == 0 or ahead * (1 / value[0] - 1 / value[best]) > owed):
             self._current, self._up.vain = best, min(self._up.vain, 0.0)
         current = self._current
         if current == 0:
             up = max(self.sizes[1:], key=value.__getitem__)
-            if self._again or self._up.afford(cost[up] - cost[0]):
+            if self._again or self._up.afford(cost[up] - cost[0] + owed):
                 self._up.take()
                 return up
             return None
@@ -169,6 +181,11 @@ class DraftLength:
         # Where a look was right throughout, the next round looks again.
         right = bool(drafts) and min(accepted.values(), default=0) >= min(2, drafts)
         self._again = right and self._current == 0
+
+    def read(self, tokens: int, seconds: float) -> None:
+        """The drafter has read so many tokens that waited, in so many seconds."""
+        took = seconds / tokens
+        self._per_token += (_NEW_READING if self._per_token else 1.0) * (took - self._per_token)
 
     def begin(self) -> None:
         """Requests are numbered anew; what earlier ones were like is no longer theirs."""

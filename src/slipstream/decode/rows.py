@@ -254,10 +254,11 @@ class Rows:
         visible = self._visible()
         drafts = 0
         if self._batch.drafting:
-            drafts = self._draft_length.choose([tracker.index for tracker in running.values()])
+            left = {tracker.index: tracker.left for tracker in running.values()}
+            drafts = self._draft_length.choose(list(left), left.values(), self._batch.backlog.tokens)
         self._batch.num_drafts = drafts
         if drafts or self._batch.backlog.full:
-            self._batch.backlog.flush(visible)
+            self._catch_up(visible)
         run = self._graphs.prepare(self._batch, visible)
         # What a round takes, not what earlier ones have left to it.
         begun = time.perf_counter()
@@ -270,6 +271,13 @@ class Rows:
             self._lengths[row] += len(tokens[row])
         likely = dict(zip(self._batch.rows, said.logprobs, strict=False))
         return [t.round(tokens[row], now, drafts, likely.get(row, [])) for row, t in running.items()]
+
+    def _catch_up(self, visible: int) -> None:
+        """Have the proposer read what waits, and note what that took."""
+        tokens, begun = self._batch.backlog.tokens, time.perf_counter()
+        self._batch.backlog.flush(visible)
+        if tokens:
+            self._draft_length.read(tokens, time.perf_counter() - begun)
 
     def _visible(self) -> int:
         """Leading slots that the next round may read or write."""

@@ -44,6 +44,11 @@ class Tracker:
         self._rounds = self._emitted = self._drafted = self._parked = 0
         self._accepted = [0] * (block_size - 1)
 
+    @property
+    def left(self) -> int:
+        """Most tokens that it may still say."""
+        return self._limit - len(self.token_ids)
+
     def first(self, token: int, now: float, logprobs: Sequence[TokenLogprob] = ()) -> Piece:
         """The token that prefill yields; not part of any round."""
         self.first_at = now
