@@ -98,7 +98,7 @@ def test_arrivals_cancellations_and_parked_rounds(
     draw = random.Random(seed)
     engine = taped(target, proposers(target, drafter)[name], max_rows=3, prefill_chunk=20)
     drafts = [0] if name == "plain" else [0, 0, 1, 3]
-    monkeypatch.setattr(engine._draft_length, "choose", lambda requests: draw.choice(drafts))
+    monkeypatch.setattr(engine._draft_length, "choose", lambda *told: draw.choice(drafts))
     rows = engine.open()
     asked: dict[int, Request] = {}
     gone: set[int] = set()
