@@ -1,25 +1,32 @@
 """What the parts of a round take: target passes, a draft, whole rounds; by compiled kernels and by PyTorch.
 
 Interleaved in one process, so that ratios hold while the machine does other things; the least of many times
-is printed beside the median, as nothing makes a pass too fast. With it the time that reading the weights
-alone takes, at the rate at which this machine sums a large tensor.
+is printed beside the median, as nothing makes a pass too fast. With it two floors: the time that reading the
+weights alone takes, at the rate at which this machine sums a large tensor, and the time that the products of
+16 tokens take, at the rate at which its cores multiply bf16 out of registers (`peak.cpp`).
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from slipstream import EngineOptions, SamplingOptions, TargetOptions, load
 from slipstream.api import Session
+from slipstream.core.errors import InputError
 from slipstream.core.records import Request
 from slipstream.decode import DraftProposer, Engine
 from slipstream.decode.rows import Rows
+from slipstream.native import load_kernels
 from slipstream.target import Target
 
 
@@ -51,10 +58,16 @@ def main() -> None:
     weights = sum(p.numel() * p.element_size() for p in session.target.model.parameters())
     found = {name: (min(all_), statistics.median(all_)) for name, all_ in times.items()}
     floor = weights / rate * 1e3
+    peak = _products_per_second()
+    # Two operations a weight and token; an embedding that the head does not share is looked up only.
+    busy = 16 * weights / peak * 1e3 if peak else None
     if options.json:
-        print(json.dumps({"ms": found, "weights_floor_ms": floor, "gigabytes_per_s": rate / 1e9}))
+        floors = {"weights_floor_ms": floor, "products_floor_16_tokens_ms": busy}
+        print(json.dumps({"ms": found, **floors, "gigabytes_per_s": rate / 1e9, "flop_per_s": peak}))
         return
     print(f"weights {weights / 1e6:.0f} MB, {rate / 1e9:.1f} GB/s: {floor:.1f} ms")
+    if busy is not None:
+        print(f"products of 16 tokens, {peak / 1e9:.0f} GFLOP/s: {busy:.1f} ms")
     for name, (least, median) in found.items():
         print(f"{name:28} least {least:6.2f} ms, median {median:6.2f} ms")
 
@@ -112,6 +125,22 @@ def _bytes_per_second() -> float:
         big.sum()
         best = max(best, big.numel() * 4 / (time.perf_counter() - begun))
     return best
+
+
+def _products_per_second() -> float:
+    """The best rate of bf16 operations out of registers, all threads; 0 where the processor has no such."""
+    try:
+        load_kernels()
+    except InputError:
+        return 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "peak.so"
+        flags = ("-O3", "-shared", "-fPIC", "-fopenmp", "-mavx512f", "-mavx512bf16")
+        source = Path(__file__).with_name("peak.cpp")
+        subprocess.run(["g++", *flags, str(source), "-o", str(library)], check=True)
+        peak = ctypes.CDLL(str(library)).slipstream_peak
+        peak.restype = ctypes.c_double
+        return max(peak(torch.get_num_threads(), ctypes.c_long(2_000_000)) for _ in range(8))
 
 
 if __name__ == "__main__":
