@@ -82,7 +82,6 @@ VARIANTS = (
     Variant("blocks of 16", block=16),
     Variant("decay weights", {"weighting": "decay"}),
     Variant("whole vocabulary", {"vocabulary": 0}),
-    Variant("no random tokens", {"negatives": 0}),
     Variant("taps mixed by each layer", separate=True),
     Variant("1/4 of the chats", data="1/4"),
     Variant("from a drafter: base", start=True),

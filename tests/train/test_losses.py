@@ -13,7 +13,6 @@ from slipstream.train.losses import (
     dpace_weights,
     expected_acceptance,
     reduced_vocabulary,
-    sampled_rest,
     slot_scores,
 )
 
@@ -87,35 +86,6 @@ def test_reduced_vocabulary_holds_every_label() -> None:
         torch.tensor([7, 3]), torch.tensor([[9, 3]]), torch.tensor([[[1, 7], [2, 9]]])
     )
     assert vocabulary.tolist() == [1, 2, 3, 7, 9]
-
-
-def test_drawn_tokens_stand_for_the_rest_on_average() -> None:
-    """Over many draws the sum of exponentials is that of the whole vocabulary."""
-    generator = torch.Generator().manual_seed(4)
-    logits_V = torch.randn(40, generator=generator)
-    named = torch.tensor([3, 7, 11, 30])
-    sums = []
-    for _ in range(4000):
-        drawn = torch.randperm(40, generator=generator)[:8]
-        rest, offset_V = sampled_rest(named, drawn, 40)
-        assert offset_V is not None
-        assert not set(rest.tolist()) & set(named.tolist())
-        assert set(rest.tolist()) <= set(drawn.tolist())
-        sums.append((logits_V[torch.cat([named, rest])] + offset_V).exp().sum().item())
-    assert sum(sums) / len(sums) == pytest.approx(logits_V.exp().sum().item(), rel=0.01)
-
-
-def test_nothing_drawn_and_all_drawn_are_the_two_ends() -> None:
-    named = torch.tensor([1, 4])
-    assert sampled_rest(named, None, 6)[1] is None
-    rest, offset_V = sampled_rest(named, torch.tensor([4, 1]), 6)
-    assert offset_V is not None
-    assert len(rest) == 0
-    assert torch.equal(offset_V, torch.zeros(2))
-    rest, offset_V = sampled_rest(named, torch.randperm(6), 6)
-    assert offset_V is not None
-    assert sorted(rest.tolist()) == [0, 2, 3, 5]
-    assert torch.equal(offset_V, torch.zeros(6))
 
 
 def test_total_variation_and_overlap_against_loops() -> None:

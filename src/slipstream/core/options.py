@@ -184,8 +184,6 @@ class TrainOptions:
         weighting: of the slots, `dpace` (by the drafter's own acceptance) or `decay` (paper).
         gamma: of the `decay` weighting.
         vocabulary: most frequent tokens scored besides each step's labels; 0 scores the whole vocabulary.
-        negatives: tokens drawn at random in every step that stand for all those not scored, for engines that
-            draft from the whole vocabulary.
         draft_vocabulary: most frequent tokens of the data, the only ones that are drafted; 0: all.
             The text stays the same, and a draft costs less.
         average: decay of the running average of weights that is evaluated and saved; 0 takes the last
@@ -223,7 +221,6 @@ class TrainOptions:
     weighting: Literal["dpace", "decay"] = "dpace"
     gamma: float = 4.0
     vocabulary: int = 6144
-    negatives: int = 1024
     draft_vocabulary: int = 12288
     average: float = 0.995
     feature_noise: float = 0.0
@@ -254,7 +251,6 @@ class TrainOptions:
             "decode_prompts",
             "workload_prompts",
             "vocabulary",
-            "negatives",
             "draft_vocabulary",
             "feature_noise",
         ):

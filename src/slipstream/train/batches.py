@@ -13,7 +13,7 @@ from slipstream.data.blocks import BlockBatch, Row, build_batch, cut, draw_ancho
 from slipstream.data.features import Document, Features
 
 # Streams of random numbers, so that no two purposes share one.
-_ORDER, _ANCHORS, _NOISE, _NEGATIVES = 1, 2, 3, 4
+_ORDER, _ANCHORS, _NOISE = 1, 2, 3
 
 
 class Batches:
@@ -96,13 +96,6 @@ class Batches:
     def noise(self, step: int, part: int) -> torch.Generator:
         """Generator of a step's feature noise."""
         return self._generator(_NOISE, step, part)
-
-    def negatives(self, step: int, vocab_size: int) -> torch.Tensor | None:
-        """Distinct tokens drawn from the whole vocabulary for a step; None where the options want none."""
-        if self._options.negatives == 0:
-            return None
-        drawn = torch.randperm(vocab_size, generator=self._generator(_NEGATIVES, step))
-        return drawn[: self._options.negatives]
 
     def _generator(self, purpose: int, *numbers: int) -> torch.Generator:
         seed = self._options.seed

@@ -287,11 +287,9 @@ class _Loop:
         assert batch is not None
         # Whole gradients are exchanged with the last batch only; split ones with every one, to save memory.
         quiet = not last and not self._split
-        negatives = self._batches.negatives(step, self._run.drafter.config.vocab_size)
-        noise = self._batches.noise(step, part)
         with accelerator.no_sync(self._module) if quiet else nullcontext():
             with accelerator.autocast():
-                result = self._module(batch.to(accelerator.device), noise, negatives)
+                result = self._module(batch.to(accelerator.device), self._batches.noise(step, part))
             accelerator.backward(result.loss * float(real) / mean_blocks)
         lengths = result.acceptance_BA[result.real_BA].float()
         counts = torch.stack([result.loss.detach(), lengths.sum(), lengths.new_tensor(len(lengths))])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,32 +58,6 @@ def reduced_vocabulary(frequent: Tensor, label_ids: Tensor, top_ids: Tensor) -> 
     return torch.cat([frequent, label_ids.flatten(), top_ids.flatten()]).unique()
 
 
-def sampled_rest(named: Tensor, drawn: Tensor | None, vocab_size: int) -> tuple[Tensor, Tensor | None]:
-    """Tokens that stand for all that are not named, and what is added to every logit for it.
-
-    With n of the R unnamed tokens drawn evenly, each counts R / n times in the sum of exponentials, so that
-    the sum over named and drawn tokens is that over the vocabulary on average (importance sampling of the
-    partition function, Bengio and Senecal 2003; Jean et al., arXiv 1412.2007, section 3.1).
-
-    Args:
-        named: distinct tokens that are scored anyway.
-        drawn: distinct tokens drawn evenly from the whole vocabulary; None draws none.
-        vocab_size: V.
-
-    Returns:
-        The drawn tokens that are not named, and offsets of the named and drawn logits, in this order; no
-        offsets where nothing was drawn.
-    """
-    if drawn is None:
-        return named[:0], None
-    drawn = drawn.to(named.device)
-    rest = drawn[~torch.isin(drawn, named)]
-    offset_V = torch.zeros(len(named) + len(rest), device=named.device)
-    if len(rest):
-        offset_V[len(named) :] = math.log((vocab_size - len(named)) / len(rest))
-    return rest, offset_V
-
-
 def slot_scores(
     logits_BAKV: Tensor,
     label_BAK: Tensor,
@@ -92,7 +65,6 @@ def slot_scores(
     top_logprobs_BAKJ: Tensor,
     soft_share: float,
     soft: Literal["kl", "tv"] = "kl",
-    offset_V: Tensor | None = None,
 ) -> SlotScores:
     """Loss per slot: soft_share * distance(target, drafter) + (1 - soft_share) * cross-entropy.
 
@@ -107,10 +79,8 @@ def slot_scores(
         top_logprobs_BAKJ: the target's log-probabilities of the candidates.
         soft_share: 0 hard labels only, 1 soft labels only.
         soft: which distance.
-        offset_V: of `sampled_rest`, added to the logits of the probabilities, not to those of the choice.
     """
-    shifted_BAKV = logits_BAKV.float() if offset_V is None else logits_BAKV.float() + offset_V
-    logprob_BAKV = F.log_softmax(shifted_BAKV, dim=-1)
+    logprob_BAKV = F.log_softmax(logits_BAKV.float(), dim=-1)
     label_logprob_BAK = logprob_BAKV.gather(-1, label_BAK[..., None])[..., 0]
     teacher_BAKJ = F.log_softmax(top_logprobs_BAKJ, dim=-1)
     drafter_BAKJ = logprob_BAKV.gather(-1, top_BAKJ)

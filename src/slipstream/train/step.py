@@ -21,7 +21,6 @@ from slipstream.train.losses import (
     dpace_weights,
     expected_acceptance,
     reduced_vocabulary,
-    sampled_rest,
     slot_scores,
 )
 from slipstream.train.masks import training_masks
@@ -77,24 +76,17 @@ class BlockLoss(nn.Module):
         self._ends, self._options, self._frequent = ends, options, frequent
         self._masks = mask_maker(options.attention, ends.output_VD.device)
 
-    def forward(
-        self,
-        batch: BlockBatch,
-        generator: torch.Generator | None = None,
-        negatives: Tensor | None = None,
-    ) -> StepResult:
+    def forward(self, batch: BlockBatch, generator: torch.Generator | None = None) -> StepResult:
         """Summed loss of one batch.
 
         Args:
             batch: from `build_batch`.
             generator: of the feature noise.
-            negatives: distinct tokens drawn evenly from the whole vocabulary; those that are not scored
-                anyway stand for all such.
         """
         options, width = self._options, self.drafter.config.target_width
         features_BLE = _noisy(batch.features_BLE.float(), options.feature_noise, width, generator)
         hidden_BAKD = block_hidden(self.drafter, self._ends, batch, features_BLE, self._masks)
-        head = _Head(self.drafter, self._ends.output_VD, batch, self._frequent, negatives)
+        head = _Head(self.drafter, self._ends.output_VD, batch, self._frequent)
         total, lengths_N = _ChunkedLoss.apply(hidden_BAKD.flatten(0, 1), head, options)
         rows, anchors = batch.anchor_BA.shape
         return StepResult(total, lengths_N.unflatten(0, (rows, anchors)), batch.labelled_BAK[..., 0])
@@ -137,12 +129,7 @@ class _Head:
     """
 
     def __init__(
-        self,
-        drafter: Drafter,
-        output_VD: Tensor,
-        batch: BlockBatch,
-        frequent: Tensor | None,
-        negatives: Tensor | None = None,
+        self, drafter: Drafter, output_VD: Tensor, batch: BlockBatch, frequent: Tensor | None
     ) -> None:
         self._drafter = drafter
         self.labelled_NK = batch.labelled_BAK.flatten(0, 1)
@@ -150,13 +137,11 @@ class _Head:
         self._top_NKJ = batch.top_ids_BAKJ.flatten(0, 1)
         self._top_logprobs_NKJ = batch.top_logprobs_BAKJ.flatten(0, 1)
         self._output_VD = output_VD
-        self._offset_V: Tensor | None = None
         if frequent is not None:
-            named = reduced_vocabulary(frequent, self._label_NK, self._top_NKJ)
-            self._label_NK = torch.searchsorted(named, self._label_NK)
-            self._top_NKJ = torch.searchsorted(named, self._top_NKJ)
-            drawn, self._offset_V = sampled_rest(named, negatives, len(output_VD))
-            self._output_VD = output_VD[torch.cat([named, drawn])]
+            vocabulary = reduced_vocabulary(frequent, self._label_NK, self._top_NKJ)
+            self._output_VD = output_VD[vocabulary]
+            self._label_NK = torch.searchsorted(vocabulary, self._label_NK)
+            self._top_NKJ = torch.searchsorted(vocabulary, self._top_NKJ)
 
     def chunks(self, hidden_NKD: Tensor) -> list[slice]:
         """Runs of blocks whose logits may be held at once."""
@@ -176,7 +161,6 @@ class _Head:
             self._top_logprobs_NKJ[part],
             soft_share,
             soft,
-            self._offset_V,
         )
 
 
