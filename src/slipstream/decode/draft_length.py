@@ -27,7 +27,7 @@ _LOOK_UP, _LOOK_DOWN = 0.012, 0.002
 _HOLD = 8
 #: Tokens of a request that are counted on: it may end before its limit.
 _AHEAD = 64
-#: Weight of a new time of reading up on what waits.
+#: Weight of a longer time of reading what waits; a shorter one replaces it.
 _NEW_READING = 0.3
 #: Looks of a kind are at least so many rounds apart; in vain, they double what the next must have saved up,
 #: so often at most.
@@ -89,6 +89,7 @@ class DraftLength:
     costs: RoundCosts = field(default_factory=RoundCosts)
     _own: dict[int, _Rates] = field(default_factory=dict)
     _current: int = 0
+    _readings: int = 0
     _per_token: float = 0.0
     _again: bool = False
     _held: int = 0
@@ -184,8 +185,11 @@ class DraftLength:
 
     def read(self, tokens: int, seconds: float) -> None:
         """The drafter has read so many tokens that waited, in so many seconds."""
+        self._readings += 1
+        if self._readings == 1:
+            return  # a first time also holds what happens only once
         took = seconds / tokens
-        self._per_token += (_NEW_READING if self._per_token else 1.0) * (took - self._per_token)
+        self._per_token += (_NEW_READING if took > self._per_token > 0 else 1.0) * (took - self._per_token)
 
     def begin(self) -> None:
         """Requests are numbered anew; what earlier ones were like is no longer theirs."""
