@@ -195,7 +195,7 @@ def test_any_choice_gives_the_same_text_and_the_same_context(
     ]
     proposer = DraftProposer(target, drafter)
     engine = Engine(target, proposer, EngineOptions(max_rows=2))
-    monkeypatch.setattr(engine._draft_length, "choose", lambda rows: draw.choice([0, 0, 0, 1, 5]))
+    monkeypatch.setattr(engine._draft_length, "choose", lambda *told: draw.choice([0, 0, 0, 1, 5]))
     done = engine.generate(requests)
     for request, completion in zip(requests, done, strict=True):
         assert list(completion.token_ids) == plain_decode(target, request)
@@ -209,7 +209,7 @@ def test_any_choice_gives_the_same_text_and_the_same_context(
         fresh = DraftProposer(target, drafter)
         sole = Engine(target, fresh, EngineOptions(drafts=0 if drafts is None else drafts))
         if drafts is None:
-            monkeypatch.setattr(sole._draft_length, "choose", lambda rows: draw.choice([0, 0, 0, 1, 5]))
+            monkeypatch.setattr(sole._draft_length, "choose", lambda *told: draw.choice([0, 0, 0, 1, 5]))
         length = len(sole.generate(requests[:1])[0].token_ids) + len(requests[0].prompt_ids) - 6
         pairs = (fresh._work.context.read(layer, length) for layer in range(2))
         return [tensor for pair in pairs for tensor in pair]

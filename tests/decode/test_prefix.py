@@ -112,7 +112,7 @@ def test_shared_beginnings_in_a_busy_batch(
     proposer = DraftProposer(target, drafter) if drafted else None
     engine = Engine(target, proposer, EngineOptions(max_rows=3, prefill_chunk=20, prefix_tokens=300))
     if seed % 2:  # features that wait must not be lost
-        lengths = lambda requests: draw.choice([0, 0, 0, 3 * drafted])  # noqa: E731
+        lengths = lambda *told: draw.choice([0, 0, 0, 3 * drafted])  # noqa: E731
         monkeypatch.setattr(engine._draft_length, "choose", lengths)
     rows = engine.open()
     asked: dict[int, Request] = {}

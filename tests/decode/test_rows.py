@@ -41,9 +41,7 @@ def test_arrivals_and_cancellations_change_nobody_elses_text(
     draw = random.Random(seed)
     engine = engine_of(target, drafter if drafted else None, max_rows=4, prefill_chunk=20)
     if seed % 2:  # also with rounds that draft nothing
-        monkeypatch.setattr(
-            engine._draft_length, "choose", lambda requests: draw.choice([0, 0, 0, 3 * drafted])
-        )
+        monkeypatch.setattr(engine._draft_length, "choose", lambda *told: draw.choice([0, 0, 0, 3 * drafted]))
     rows = engine.open()
     asked: dict[int, Request] = {}
     pieces: dict[int, list[int]] = {}

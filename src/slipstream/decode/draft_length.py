@@ -21,6 +21,8 @@ _OWN_MEMORY, _COMMON_MEMORY = 0.98, 0.995
 _PRIOR = 10.0
 #: A change must promise so much more.
 _HYSTERESIS = 1.02
+#: Not drafting counts so much more: what drafts are worth is a guess, and a wrong one must not cost.
+_CAUTION = 1.03
 #: Shares of the time that looks may cost: at more drafts than pay as far as is known, and at none.
 _LOOK_UP, _LOOK_DOWN = 0.012, 0.002
 #: Rounds that not drafting holds while the same requests decode: deciding takes a fiftieth of a short round.
@@ -139,7 +141,7 @@ class DraftLength:
         if unseen is not None:
             return unseen
         cost = dict(zip(self.sizes, self.costs.estimate(rows, self.sizes), strict=True))
-        value = {size: tokens[size] / cost[size] for size in self.sizes}
+        value = {size: tokens[size] / cost[size] * (1 if size else _CAUTION) for size in self.sizes}
         best = max(value, key=value.__getitem__)
         gain = value[best] > value[self._current] * _HYSTERESIS
         if gain and (self._current or owed == 0 or ahead * (1 / value[0] - 1 / value[best]) > owed):
