@@ -121,4 +121,4 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     nobody.admit(prompt)
     nobody.park(torch.zeros(ROWS, 1, 2), torch.zeros(ROWS), range(ROWS))
     nobody.flush(30)
-    assert nobody._bytes == 0
+    assert nobody.tokens == 0
