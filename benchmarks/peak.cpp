@@ -15,10 +15,11 @@ extern "C" double slipstream_peak(int threads, long turns) {
 #pragma omp barrier
         const double begun = omp_get_wtime();
         for (long turn = 0; turn < turns; turn++) {
+            // By number: sums that are walked over by reference are kept in memory, at three quarters of the rate.
 #pragma GCC unroll 16
-            for (auto &sum : sums) {
-                sum = _mm512_dpbf16_ps(sum, left, right);
-                asm volatile("" : "+v"(sum));  // keeps the compiler from folding the loop
+            for (int number = 0; number < 16; number++) {
+                sums[number] = _mm512_dpbf16_ps(sums[number], left, right);
+                asm volatile("" : "+v"(sums[number]));  // keeps the compiler from folding the loop
             }
         }
 #pragma omp barrier

@@ -140,7 +140,7 @@ def _products_per_second() -> float:
         subprocess.run(["g++", *flags, str(source), "-o", str(library)], check=True)
         peak = ctypes.CDLL(str(library)).slipstream_peak
         peak.restype = ctypes.c_double
-        return max(peak(torch.get_num_threads(), ctypes.c_long(2_000_000)) for _ in range(8))
+        return max(peak(torch.get_num_threads(), ctypes.c_long(20_000_000)) for _ in range(8))
 
 
 if __name__ == "__main__":
