@@ -12,8 +12,6 @@ import argparse
 import ctypes
 import json
 import statistics
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +24,7 @@ from slipstream.core.errors import InputError
 from slipstream.core.records import Request
 from slipstream.decode import DraftProposer, Engine
 from slipstream.decode.rows import Rows
-from slipstream.native import load_kernels
+from slipstream.native.build import compiled
 from slipstream.target import Target
 
 
@@ -130,17 +128,11 @@ def _bytes_per_second() -> float:
 def _products_per_second() -> float:
     """The best rate of bf16 operations out of registers, all threads; 0 where the processor has no such."""
     try:
-        load_kernels()
+        peak = compiled(Path(__file__).with_name("peak.cpp")).slipstream_peak
     except InputError:
         return 0.0
-    with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "peak.so"
-        flags = ("-O3", "-shared", "-fPIC", "-fopenmp", "-mavx512f", "-mavx512bf16")
-        source = Path(__file__).with_name("peak.cpp")
-        subprocess.run(["g++", *flags, str(source), "-o", str(library)], check=True)
-        peak = ctypes.CDLL(str(library)).slipstream_peak
-        peak.restype = ctypes.c_double
-        return max(peak(torch.get_num_threads(), ctypes.c_long(20_000_000)) for _ in range(8))
+    peak.restype = ctypes.c_double
+    return max(peak(torch.get_num_threads(), ctypes.c_long(20_000_000)) for _ in range(8))
 
 
 if __name__ == "__main__":

@@ -36,21 +36,33 @@ def load_kernels() -> Kernels:
     Raises:
         InputError: this machine cannot run or compile them; the reason is given.
     """
+    kernels = compiled(_SOURCE)
+    kernels.slipstream_contenders.restype = ctypes.c_int64
+    return kernels
+
+
+def compiled(source: Path) -> ctypes.CDLL:
+    """One file of C++, compiled as the kernels are if it is not in the cache yet.
+
+    Args:
+        source: the file; its functions are extern "C".
+
+    Raises:
+        InputError: this machine cannot run or compile it; the reason is given.
+    """
     _check_machine()
     compiler = next((found for name in ("g++", "c++") if (found := shutil.which(name))), None)
     if compiler is None:
         raise InputError("no C++ compiler (g++) is installed, so the CPU kernels cannot be compiled")
     version = _run([compiler, "--version"])
-    key = hashlib.sha256("\0".join((_SOURCE.read_text(), version, *_OPTIONS)).encode()).hexdigest()[:24]
-    library = platformdirs.user_cache_path("slipstream") / "native" / f"kernels-{key}.so"
+    key = hashlib.sha256("\0".join((source.read_text(), version, *_OPTIONS)).encode()).hexdigest()[:24]
+    library = platformdirs.user_cache_path("slipstream") / "native" / f"{source.stem}-{key}.so"
     if not library.exists():
-        _compile(compiler, library)
+        _compile(compiler, source, library)
     try:
-        kernels = ctypes.CDLL(str(library))
+        return ctypes.CDLL(str(library))
     except OSError as error:
         raise InputError(f"the CPU kernels in {library} cannot be loaded: {error}") from error
-    kernels.slipstream_contenders.restype = ctypes.c_int64
-    return kernels
 
 
 def _check_machine() -> None:
@@ -66,12 +78,12 @@ def _check_machine() -> None:
         raise InputError(f"the CPU kernels need {', '.join(sorted(_NEEDED - flags))}")
 
 
-def _compile(compiler: str, library: Path) -> None:
+def _compile(compiler: str, source: Path, library: Path) -> None:
     """Compile to a name of its own first: several processes may do it at once."""
     temporary = library.with_name(f"{library.name}.{os.getpid()}.tmp")
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
-        _run([compiler, *_OPTIONS, str(_SOURCE), "-o", str(temporary)])
+        _run([compiler, *_OPTIONS, str(source), "-o", str(temporary)])
         os.replace(temporary, library)
     except OSError as error:
         raise InputError(f"the CPU kernels cannot be written to {library}: {error.strerror}") from error
