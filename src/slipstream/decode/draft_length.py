@@ -144,7 +144,7 @@ class DraftLength:
         value = {size: tokens[size] / cost[size] * (1 if size else _CAUTION) for size in self.sizes}
         best = max(value, key=value.__getitem__)
         gain = value[best] > value[self._current] * _HYSTERESIS
-        if gain and (self._current or owed == 0 or ahead * (1 / value[0] - 1 / value[best]) > owed):
+        if gain and (self._current or ahead * (1 / value[0] - 1 / value[best]) >= owed):
             self._current, self._up.vain = best, min(self._up.vain, 0.0)
         current = self._current
         if current == 0:
