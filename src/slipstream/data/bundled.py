@@ -14,7 +14,7 @@ BUNDLED: Final = (
 
 def bundled_turns(workload: str) -> list[tuple[str, tuple[str, ...]]]:
     """Language and user turns of every prompt of a bundled workload."""
-    rows = _rows("summarise" if workload == "long" else workload)
+    rows = packaged("summarise" if workload == "long" else workload)
     if workload == "summarise":
         return [(row["language"], (f"{row['ask']}\n\n{row['text']}",)) for row in rows]
     if workload == "long":
@@ -34,6 +34,7 @@ def _long(rows: list[dict[str, Any]], number: int) -> str:
     )
 
 
-def _rows(name: str) -> list[dict[str, Any]]:
+def packaged(name: str) -> list[dict[str, Any]]:
+    """The records of a file of prompts that comes with the package, by its stem."""
     text = (files("slipstream.data") / "prompts" / f"{name}.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]

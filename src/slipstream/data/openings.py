@@ -7,12 +7,12 @@ writing, and none of them is a prompt of the bundled workloads.
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+
+from slipstream.data.bundled import packaged
 
 # An end of a sentence or of a line, with closing quotes and brackets.
 _ENDS = re.compile(r"[.!?。！？][\"'”’)\]]*(?=\s|$)|\n")
@@ -55,8 +55,7 @@ class Opening:
 @cache
 def openings() -> tuple[Opening, ...]:
     """All that come with the package."""
-    text = (files("slipstream.data") / "prompts" / "openings.jsonl").read_text(encoding="utf-8")
-    return tuple(Opening(**json.loads(line)) for line in text.splitlines())
+    return tuple(Opening(**record) for record in packaged("openings"))
 
 
 def draw_opening(draw: random.Random, share: float, later: bool) -> Opening | None:

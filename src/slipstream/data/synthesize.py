@@ -150,6 +150,7 @@ def answer(
         chat = _begin(number, options)
         chat.script = kept
         _recite(chat)
+        chat.asked = _reply(writer, chat, options)
         growing.append(chat)
     return _written(writer, growing, options)
 
@@ -209,19 +210,19 @@ def _begun(
     for (chat, _), completion in zip(asking, completions, strict=True):
         if not _hear_question(chat, completion) or chat.messages[-1]["content"] in used:
             continue
-        if _reply(writer, chat, options) is not None:
+        chat.asked = _reply(writer, chat, options)
+        if chat.asked is not None:
             used.add(chat.messages[-1]["content"])
             kept.append(chat)
     return kept
 
 
 def _written(writer: Writer, growing: list[_Growing], options: SynthesisOptions) -> list[Chat]:
-    """Answer, ask on, answer again, until every chat has its turns; each at its own pace."""
-    going = []
-    for chat in growing:
-        chat.asked = _reply(writer, chat, options)
-        if chat.asked is not None:
-            going.append(chat)
+    """Answer, ask on, answer again, until every chat has its turns; each at its own pace.
+
+    What chats ask first is decided; those that ask nothing have no room for an answer.
+    """
+    going = [chat for chat in growing if chat.asked is not None]
 
     def follow(number: int, completion: Completion) -> Request | None:
         chat = going[number]
@@ -267,14 +268,12 @@ def _question(writer: Writer, chat: _Growing, options: SynthesisOptions) -> Requ
     # One token at least to ask with, and one to answer.
     if len(ids) + 1 >= writer.room:
         return None
-    sampling = SamplingOptions(
-        # The opening is variety enough; at a high temperature a small model's passages fall apart.
-        temperature=options.answer_temperature if chat.opening else options.prompt_temperature,
-        top_k=options.answer_top_k if chat.opening else options.prompt_top_k,
-        max_tokens=options.opened_tokens if chat.opening else options.prompt_tokens,
-        seed=seed_of(options, chat.number, purpose),
-    )
-    return Request(ids, sampling)
+    temperature, top_k, tokens = options.prompt_temperature, options.prompt_top_k, options.prompt_tokens
+    if chat.opening:
+        # It is variety enough; at a high temperature a small model's passages fall apart.
+        temperature, top_k, tokens = options.answer_temperature, options.answer_top_k, options.opened_tokens
+    seed = seed_of(options, chat.number, purpose)
+    return Request(ids, SamplingOptions(temperature=temperature, top_k=top_k, max_tokens=tokens, seed=seed))
 
 
 def _hear_question(chat: _Growing, completion: Completion) -> bool:
