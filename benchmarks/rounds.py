@@ -3,7 +3,7 @@
 Interleaved in one process, so that ratios hold while the machine does other things; the least of many times
 is printed beside the median, as nothing makes a pass too fast. With it two floors: the time that reading the
 weights alone takes, at the rate at which this machine sums a large tensor, and the time that the products of
-16 tokens take, at the rate at which its cores multiply bf16 out of registers (`peak.cpp`).
+16 tokens take, at the rate at which its cores multiply out of registers (`peak.cpp`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from slipstream.decode import DraftProposer, Engine
 from slipstream.decode.rows import Rows
 from slipstream.native.build import compiled
 from slipstream.target import Target
+from slipstream.target.load import model_folder
+from slipstream.target.memory import weight_bytes
 
 
 def main() -> None:
@@ -53,12 +55,12 @@ def main() -> None:
             work()
             times[name].append((time.perf_counter() - begun) * 1e3)
     rate = _bytes_per_second()
-    weights = sum(p.numel() * p.element_size() for p in session.target.model.parameters())
+    weights = weight_bytes(model_folder(options.target), session.target.dtype)
     found = {name: (min(all_), statistics.median(all_)) for name, all_ in times.items()}
     floor = weights / rate * 1e3
-    peak = _products_per_second()
+    peak = _products_per_second(session.target.dtype)
     # Two operations a weight and token; an embedding that the head does not share is looked up only.
-    busy = 16 * weights / peak * 1e3 if peak else None
+    busy = 32 * weights / session.target.dtype.itemsize / peak * 1e3 if peak else None
     if options.json:
         floors = {"weights_floor_ms": floor, "products_floor_16_tokens_ms": busy}
         print(json.dumps({"ms": found, **floors, "gigabytes_per_s": rate / 1e9, "flop_per_s": peak}))
@@ -125,10 +127,10 @@ def _bytes_per_second() -> float:
     return best
 
 
-def _products_per_second() -> float:
-    """The best rate of bf16 operations out of registers, all threads; 0 where the processor has no such."""
+def _products_per_second(dtype: torch.dtype) -> float:
+    """The best rate of operations out of registers, all threads; 0 where there are no kernels."""
     try:
-        peak = compiled(Path(__file__).with_name("peak.cpp")).slipstream_peak
+        peak = compiled(Path(__file__).with_name("peak.cpp"), dtype).slipstream_peak
     except InputError:
         return 0.0
     peak.restype = ctypes.c_double

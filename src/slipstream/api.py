@@ -360,7 +360,7 @@ def _load_drafter(
     if folder is None:
         return None, note
     drafter = load_drafter(target, folder)
-    if packing:
+    if packing and target.kernels is None:  # which read weights where they lie
         packed(drafter)
     return drafter, note
 

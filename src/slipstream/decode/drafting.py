@@ -9,8 +9,9 @@ from torch import Tensor
 
 from slipstream.model import Drafter, decode_masks
 from slipstream.model.rope import rope_angles
-from slipstream.native import Kernels, LayerWeights, NativeDecoder, Place, can_multiply
+from slipstream.native import Kernels, LayerWeights, NativeDecoder, Place, can_read
 from slipstream.target import TargetCache
+from slipstream.target.packing import is_packed
 
 
 class DrafterAtWork(ABC):
@@ -97,7 +98,7 @@ class NativeDrafter(DrafterAtWork):
     is committed replace them.
 
     Args:
-        drafter: bf16 on the CPU.
+        drafter: in the kernels' dtype, on the CPU.
         layers: its weights, joined.
         kernels: loaded library.
     """
@@ -154,10 +155,12 @@ class NativeDrafter(DrafterAtWork):
 
 def at_work(drafter: Drafter, kernels: Kernels | None) -> DrafterAtWork:
     """The fastest way to run a drafter: compiled kernels where they can read it."""
-    if kernels is not None:
+    if kernels is not None and not is_packed(drafter):
         layers = _joined(drafter)
-        fits = NativeDecoder.fits(layers, drafter.norm.weight, drafter.config.head_dim)
-        if fits and can_multiply(drafter.fc.weight):
+        tensors = [tensor for layer in layers for tensor in layer.tensors()]
+        if can_read(
+            kernels, [*tensors, drafter.norm.weight, drafter.fc.weight], drafter.config.head_dim
+        ):
             return NativeDrafter(drafter, layers, kernels)
     return TorchDrafter(drafter)
 

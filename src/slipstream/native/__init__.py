@@ -1,15 +1,15 @@
-"""Compiled kernels for small passes on a CPU with AVX-512 and bf16; PyTorch does the same work elsewhere."""
+"""Compiled kernels for small passes on a CPU, in bf16 (AVX-512) or float32 (AVX2); PyTorch does the same work elsewhere."""
 
 from slipstream.native.build import Kernels, load_kernels
 from slipstream.native.choice import contenders
-from slipstream.native.decoder import LayerWeights, NativeDecoder, Place, can_multiply, native_product
+from slipstream.native.decoder import LayerWeights, NativeDecoder, Place, can_read, native_product
 
 __all__ = [
     "Kernels",
     "LayerWeights",
     "NativeDecoder",
     "Place",
-    "can_multiply",
+    "can_read",
     "contenders",
     "load_kernels",
     "native_product",

@@ -27,7 +27,7 @@ def contenders(kernels: Kernels, scores_BTV: Tensor, key_BT: Tensor, ids_V: Tens
     """
     scores_BTV, key_BT = scores_BTV.contiguous(), key_BT.contiguous()
     places = torch.empty(*key_BT.shape, _MOST, dtype=torch.int64)
-    failed = kernels.slipstream_contenders(
+    failed = kernels.library.slipstream_contenders(
         *(_at(scores_BTV), ctypes.c_int64(key_BT.numel()), ctypes.c_int64(scores_BTV.shape[-1])),
         *(_at(key_BT), None if ids_V is None else _at(ids_V.contiguous())),
         *(ctypes.c_int64(_MOST), ctypes.c_int64(torch.get_num_threads()), _at(places)),

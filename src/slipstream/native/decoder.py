@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -121,7 +121,7 @@ class NativeDecoder:
 
     Args:
         kernels: loaded library.
-        layers: weights, bf16; they are read in place and must not move.
+        layers: weights, in the kernels' dtype; they are read in place and must not move.
         norm_D: final gain.
         eps: of all norms.
         heads: query heads.
@@ -152,18 +152,11 @@ class NativeDecoder:
             *(ctypes.addressof(self._layers), _at(norm_D), _at(cos_LC), _at(sin_LC)),
         )
 
-    @staticmethod
-    def fits(layers: Sequence[LayerWeights], norm_D: Tensor, head_dim: int) -> bool:
-        """Whether the kernels can read these weights: bf16, CPU, in one piece, widths in steps of 32."""
-        tensors = [norm_D, *(tensor for layer in layers for tensor in layer.tensors())]
-        widths = {tensor.shape[-1] for tensor in tensors} | {head_dim}
-        return all(map(_readable, tensors)) and not any(width % _STEP for width in widths)
-
     def __call__(self, x_BTD: Tensor, place: Place, taps: Mapping[int, Tensor]) -> Tensor:
         """One pass.
 
         Args:
-            x_BTD: bf16 embeddings.
+            x_BTD: embeddings, in the kernels' dtype.
             place: where they stand; keys and values are written there.
             taps: by 0-based layer id a [B, T, D] buffer that receives the layer's output; all of one layout.
 
@@ -189,14 +182,14 @@ class NativeDecoder:
             *(ctypes.addressof(buffers), None if tapped is None else ctypes.addressof(tapped), *strides),
             *(_at(x_BTD), _at(out_BTD)),
         )
-        self._kernels.slipstream_decode(ctypes.byref(self._model), ctypes.byref(arguments))
+        self._kernels.library.slipstream_decode(ctypes.byref(self._model), ctypes.byref(arguments))
         return out_BTD
 
     def context(self, features_BLE: Tensor, fuse_DE: Tensor, norm_D: Tensor, place: Place) -> None:
         """Write the keys and values of context tokens as a drafter makes them: fuse, norm, project, rotate.
 
         Args:
-            features_BLE: bf16.
+            features_BLE: in the kernels' dtype.
             fuse_DE: their projection.
             norm_D: gain behind it.
             place: where they stand.
@@ -209,35 +202,42 @@ class NativeDecoder:
             *(rows, tokens, width, torch.get_num_threads(), _at(features_BLE), _at(fuse_DE)),
             *(_at(norm_D), _at(position_BL), _at(row_B), ctypes.addressof(buffers)),
         )
-        self._kernels.slipstream_context(ctypes.byref(self._model), ctypes.byref(arguments))
+        self._kernels.library.slipstream_context(ctypes.byref(self._model), ctypes.byref(arguments))
 
 
 def native_product(kernels: Kernels, weight_VD: Tensor, x_BTD: Tensor) -> Tensor:
-    """The product x W^T with float32 sums that are not rounded to bf16, [B, T, V].
+    """The product x W^T with float32 sums that are not rounded, [B, T, V].
 
     Args:
         kernels: loaded library.
-        weight_VD: bf16, in one piece.
-        x_BTD: bf16; any leading axes.
+        weight_VD: in the kernels' dtype and in one piece.
+        x_BTD: in the same dtype; any leading axes.
     """
     x_BTD = x_BTD.contiguous()
     out_BTV = torch.empty(*x_BTD.shape[:-1], len(weight_VD), dtype=torch.float32)
     tokens = x_BTD.numel() // x_BTD.shape[-1]
     sizes = _I(len(weight_VD)), _I(weight_VD.shape[1])
-    kernels.slipstream_product(
+    kernels.library.slipstream_product(
         *(_P(_at(weight_VD)), *sizes, _P(_at(x_BTD)), _I(tokens)),
         *(_I(torch.get_num_threads()), _P(_at(out_BTV))),
     )
     return out_BTV
 
 
-def can_multiply(weight_VD: Tensor) -> bool:
-    """Whether `native_product` can read this weight."""
-    return _readable(weight_VD) and weight_VD.shape[-1] % _STEP == 0
+def can_read(kernels: Kernels, tensors: Iterable[Tensor], *widths: int) -> bool:
+    """Whether kernels can read such weights: their dtype, on the CPU, in one piece, widths in steps of 32.
 
-
-def _readable(tensor: Tensor) -> bool:
-    return tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu" and tensor.is_contiguous()
+    Args:
+        kernels: loaded library.
+        tensors: gains and matrices; their last axes count as widths.
+        widths: more of them, such as that of a head.
+    """
+    tensors = list(tensors)
+    plain = all(
+        tensor.dtype == kernels.dtype and tensor.device.type == "cpu" and tensor.is_contiguous()
+        for tensor in tensors
+    )
+    return plain and not any(width % _STEP for width in (*widths, *(tensor.shape[-1] for tensor in tensors)))
 
 
 def _at(tensor: Tensor | None) -> int | None:

@@ -1,11 +1,11 @@
-// Decoder passes over few tokens on a CPU with AVX-512 and bf16: whole passes, one parallel region each.
+// Decoder passes over few tokens on a CPU: whole passes, one parallel region each.
 //
 // Every number that a token gets depends on its row's own tokens alone: sums run in an order that is fixed by the
 // model's shape, not by how many tokens share the pass, nor by how many threads there are. So a block of eight
 // tokens gives the same bits as eight single steps.
 //
-// Weights are row-major bf16 [out, in], read in place; sums are float32; states are rounded to bf16 where a plain
-// PyTorch model rounds them. Widths must be multiples of 32.
+// Compiled once for every kind of numbers (`Number`): the header says how they are read, rounded, and multiplied.
+// Weights are row-major [out, in], read in place; sums are float32. Widths must be multiples of 32.
 
 #include <immintrin.h>
 #include <omp.h>
@@ -14,20 +14,27 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
-using bf16 = uint16_t;
+// Weights to fetch while others are multiplied: so many numbers further on, of outputs [from, to) of a tile.
+struct Ahead {
+    int64_t distance;
+    int from, to;
+};
 
-// Bytes of weights that all tokens pass by before the next ones are taken: a third of a first-level cache, as the
-// next ones are fetched meanwhile.
-constexpr int64_t PIECE = 16384;
+#ifdef __AVX512BF16__
+#include "bf16_avx512.h"
+#else
+#include "float32_avx2.h"
+#endif
 
 extern "C" {
 
 // One layer's weights. Optional pointers are null.
 struct Layer {
-    const bf16 *input_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *out, *mlp_norm, *gate_up, *down;
+    const Number *input_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *out, *mlp_norm, *gate_up, *down;
     int64_t window;  // 0: none
     int64_t causal;  // 0: a block's tokens see one another both ways
 };
@@ -36,13 +43,13 @@ struct Model {
     int64_t layers, width, heads, groups, head_dim, inner;
     float eps;
     const Layer *layer;
-    const bf16 *norm;
+    const Number *norm;
     const float *cos, *sin;  // [positions, head_dim]; sin has the minus sign of the first half
 };
 
 // Keys and values of one layer, [rows, groups, slots, head_dim].
 struct Buffers {
-    bf16 *keys, *values;
+    Number *keys, *values;
     int64_t slots;
 };
 
@@ -52,18 +59,18 @@ struct Pass {
     const int64_t *rotary;    // [rows, tokens], rows of the tables
     const int64_t *row;       // [rows], rows of the buffers
     const Buffers *buffers;   // per layer
-    bf16 *const *taps;        // per layer a [rows, tokens, width] view or null; null for no taps at all
+    Number *const *taps;        // per layer a [rows, tokens, width] view or null; null for no taps at all
     int64_t tap_row, tap_token;  // numbers from one row's, one token's tap to the next one's
-    bf16 *x;                  // [rows, tokens, width], states in; overwritten
-    bf16 *out;                // [rows, tokens, width], states after the final norm
+    Number *x;                  // [rows, tokens, width], states in; overwritten
+    Number *out;                // [rows, tokens, width], states after the final norm
 };
 
 // Features of context tokens on their way to the keys and values of a drafter.
 struct Context {
     int64_t rows, tokens, features, threads;
-    const bf16 *x;         // [rows, tokens, features]
-    const bf16 *fuse;      // [width, features]
-    const bf16 *norm;      // [width]
+    const Number *x;         // [rows, tokens, features]
+    const Number *fuse;      // [width, features]
+    const Number *norm;      // [width]
     const int64_t *position, *row;
     const Buffers *buffers;
 };
@@ -71,96 +78,25 @@ struct Context {
 
 namespace {
 
-inline float widen(bf16 v) {
-    uint32_t bits = uint32_t(v) << 16;
-    float f;
-    std::memcpy(&f, &bits, 4);
-    return f;
-}
-
-inline bf16 narrow(float f) {  // round to nearest, ties to even; NaN stays NaN
-    uint32_t bits;
-    std::memcpy(&bits, &f, 4);
-    if ((bits & 0x7fffffff) > 0x7f800000) return bf16((bits >> 16) | 0x40);
-    return bf16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-inline __m512 widen16(const bf16 *p) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
-}
-
-inline void narrow16(bf16 *p, __m512 v) { _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(v)); }
-
-inline __m512bh load32(const bf16 *p) { return (__m512bh)_mm512_loadu_si512(p); }
-
 // exp with a relative error of about 2e-7: 2^n times a polynomial on [-ln2/2, ln2/2].
-inline __m512 exp16(__m512 x) {
-    x = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(88.0f)), _mm512_set1_ps(-87.0f));
-    __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
-    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-    __m512 p = _mm512_set1_ps(1.9875691e-4f);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.3981999e-3f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519e-3f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665796e-2f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666665e-1f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001e-1f));
-    p = _mm512_fmadd_ps(p, _mm512_mul_ps(r, r), _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
-    return _mm512_scalef_ps(p, n);
-}
-
-// The sums of sixteen vectors, in the order of _mm512_reduce_add_ps: halves, quarters, then pairs. Sum i comes to
-// place order[i].
-inline __m512 sums16(const __m512 *v) {
-    __m512 half[8], quarter[4], pair[2];
-    for (int i = 0; i < 8; i++)
-        half[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x44),
-                                _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xee));
-    for (int i = 0; i < 4; i++)
-        quarter[i] = _mm512_add_ps(_mm512_shuffle_f32x4(half[2 * i], half[2 * i + 1], 0x88),
-                                   _mm512_shuffle_f32x4(half[2 * i], half[2 * i + 1], 0xdd));
-    for (int i = 0; i < 2; i++)
-        pair[i] = _mm512_add_ps(_mm512_shuffle_ps(quarter[2 * i], quarter[2 * i + 1], 0x44),
-                                _mm512_shuffle_ps(quarter[2 * i], quarter[2 * i + 1], 0xee));
-    return _mm512_add_ps(_mm512_shuffle_ps(pair[0], pair[1], 0x88), _mm512_shuffle_ps(pair[0], pair[1], 0xdd));
-}
-
-inline int place16(int i) { return i % 4 * 4 + i / 4; }
-
-struct Ahead {
-    int64_t distance;
-    int from, to;
-};
-
-// OUTS outputs times TOKS tokens, at most sixteen sums, each in the same order whatever the tile.
-// Meanwhile the weights `ahead` numbers further on are fetched, those of outputs [from, to) of the tile.
-template <int OUTS, int TOKS, class Sink>
-inline void tile(const bf16 *w, int64_t in, const bf16 *x, int64_t stride, Ahead ahead, Sink sink) {
-    static_assert(OUTS * TOKS <= 16, "sixteen sums are reduced together");
-    __m512 sum[16];
-    for (int i = 0; i < 16; i++) sum[i] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < in; k += 32) {
-        __m512bh state[TOKS];
-        for (int t = 0; t < TOKS; t++) state[t] = load32(x + t * stride + k);
-        for (int o = 0; o < OUTS; o++) {
-            __m512bh weight = load32(w + o * in + k);
-            if (o >= ahead.from && o < ahead.to) _mm_prefetch((const char *)(w + o * in + k + ahead.distance), _MM_HINT_T0);
-            for (int t = 0; t < TOKS; t++) sum[o * TOKS + t] = _mm512_dpbf16_ps(sum[o * TOKS + t], weight, state[t]);
-        }
-    }
-    if (OUTS * TOKS == 1) {
-        sink(0, 0, _mm512_reduce_add_ps(sum[0]));
-        return;
-    }
-    alignas(64) float all[16];
-    _mm512_store_ps(all, sums16(sum));
-    for (int o = 0; o < OUTS; o++)
-        for (int t = 0; t < TOKS; t++) sink(o, t, all[place16(o * TOKS + t)]);
+inline Vector exponential(Vector x) {
+    x = larger(smaller(x, all(88.0f)), all(-87.0f));
+    Vector n = nearest(multiply(x, all(1.44269504f)));
+    Vector r = fused_minus(n, all(0.693359375f), x);
+    r = fused_minus(n, all(-2.12194440e-4f), r);
+    Vector p = all(1.9875691e-4f);
+    p = fused(p, r, all(1.3981999e-3f));
+    p = fused(p, r, all(8.3334519e-3f));
+    p = fused(p, r, all(4.1665796e-2f));
+    p = fused(p, r, all(1.6666665e-1f));
+    p = fused(p, r, all(5.0000001e-1f));
+    p = fused(p, multiply(r, r), add(r, all(1.0f)));
+    return times_power(p, n);
 }
 
 // sink(output, token, sum) for outputs [begin, end) and TOKS tokens.
 template <int OUTS, int TOKS, class Sink>
-inline void outputs(const bf16 *w, int64_t in, const bf16 *x, int64_t stride, int64_t begin, int64_t end, Ahead ahead,
+inline void outputs(const Number *w, int64_t in, const Number *x, int64_t stride, int64_t begin, int64_t end, Ahead ahead,
                     Sink sink) {
     int64_t o = begin;
     for (; o + OUTS <= end; o += OUTS)
@@ -171,34 +107,40 @@ inline void outputs(const bf16 *w, int64_t in, const bf16 *x, int64_t stride, in
 // sink(output, token, sum) for outputs [begin, end) of a product. Outputs go in pieces whose weights stay in the
 // first cache while all tokens pass by.
 template <class Sink>
-inline void product(const bf16 *w, int64_t in, const bf16 *x, int64_t stride, int64_t tokens, int64_t begin,
+inline void product(const Number *w, int64_t in, const Number *x, int64_t stride, int64_t tokens, int64_t begin,
                     int64_t end, Sink sink) {
     if (tokens == 1) {
-        // Sixteen rows of weights that lie one after another: the hardware fetches ahead by itself.
-        outputs<16, 1>(w, in, x, stride, begin, end, {0, 0, 0}, [&](int64_t o, int t, float v) { sink(o, int64_t(t), v); });
+        // Rows of weights that lie one after another: the hardware fetches ahead by itself.
+        outputs<ALONE, 1>(w, in, x, stride, begin, end, {0, 0, 0}, [&](int64_t o, int t, float v) { sink(o, int64_t(t), v); });
         return;
     }
-    const int64_t piece = std::max<int64_t>(8, PIECE / (in * 2) / 8 * 8);
+    const int64_t piece = std::max(PIECE_OUTPUTS, PIECE / (in * int64_t(sizeof(Number))) / PIECE_OUTPUTS * PIECE_OUTPUTS);
     // Three tokens behind others take a whole tile as well, together with one that has its sum already.
     const bool again = tokens > 4 && tokens % 4 == 3;
     const int tiles = int(std::max<int64_t>(1, tokens / 4 + again));
+    constexpr int FOUR = OUTPUTS_OF[4];
     for (int64_t o = begin; o < end; o += piece) {
         int64_t stop = std::min(end, o + piece), t = 0;
         auto shifted = [&](int64_t out, int s, float v) { sink(out, t + s, v); };
         for (int i = 0; t + 4 <= tokens; t += 4, i++)
-            outputs<4, 4>(w, in, x + t * stride, stride, o, stop, {piece * in, 4 * i / tiles, 4 * (i + 1) / tiles}, shifted);
+            outputs<FOUR, 4>(w, in, x + t * stride, stride, o, stop, {piece * in, FOUR * i / tiles, FOUR * (i + 1) / tiles},
+                             shifted);
         if (again) {
             const int i = tiles - 1;
             t = tokens - 4;
             auto fresh = [&](int64_t out, int s, float v) { if (s) sink(out, t + s, v); };
-            outputs<4, 4>(w, in, x + t * stride, stride, o, stop, {piece * in, 4 * i / tiles, 4}, fresh);
+            outputs<FOUR, 4>(w, in, x + t * stride, stride, o, stop, {piece * in, FOUR * i / tiles, FOUR}, fresh);
             continue;
         }
-        const bf16 *rest = x + t * stride;
+        const Number *rest = x + t * stride;
         const int last = tokens < 4 ? 0 : 99;  // the tiles of four have fetched everything
-        if (tokens - t == 3) outputs<4, 3>(w, in, rest, stride, o, stop, {piece * in, last, 4}, shifted);
-        if (tokens - t == 2) outputs<8, 2>(w, in, rest, stride, o, stop, {piece * in, last, 8}, shifted);
-        if (tokens - t == 1) outputs<8, 1>(w, in, rest, stride, o, stop, {piece * in, last, 8}, shifted);
+        const auto part = [&](auto toks) {
+            constexpr int TOKS = decltype(toks)::value, OUTS = OUTPUTS_OF[TOKS];
+            outputs<OUTS, TOKS>(w, in, rest, stride, o, stop, {piece * in, last, OUTS}, shifted);
+        };
+        if (tokens - t == 3) part(std::integral_constant<int, 3>());
+        if (tokens - t == 2) part(std::integral_constant<int, 2>());
+        if (tokens - t == 1) part(std::integral_constant<int, 1>());
     }
 }
 
@@ -212,75 +154,64 @@ inline Share share(int64_t count, int64_t piece, int thread, int threads) {
     return {std::min(count, pieces * thread / threads * piece), std::min(count, pieces * (thread + 1) / threads * piece)};
 }
 
-inline void norm(const bf16 *x, const bf16 *gain, bf16 *y, int64_t width, float eps) {
-    __m512 squares = _mm512_setzero_ps();
-    for (int64_t k = 0; k < width; k += 16) {
-        __m512 v = widen16(x + k);
-        squares = _mm512_fmadd_ps(v, v, squares);
+inline void norm(const Number *x, const Number *gain, Number *y, int64_t width, float eps) {
+    Vector squares = all(0.0f);
+    for (int64_t k = 0; k < width; k += LANES) {
+        Vector v = load(x + k);
+        squares = fused(v, v, squares);
     }
-    __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / float(width) + eps));
-    for (int64_t k = 0; k < width; k += 16)
-        narrow16(y + k, _mm512_mul_ps(_mm512_mul_ps(widen16(x + k), scale), widen16(gain + k)));
+    Vector scale = all(1.0f / std::sqrt(sum_of(squares) / float(width) + eps));
+    for (int64_t k = 0; k < width; k += LANES) store(y + k, multiply(multiply(load(x + k), scale), load(gain + k)));
 }
 
 // Rotate one head in place.
-inline void rotate(bf16 *head, const float *cos, const float *sin, int64_t width) {
+inline void rotate(Number *head, const float *cos, const float *sin, int64_t width) {
     int64_t half = width / 2;
-    for (int64_t k = 0; k < half; k += 16) {
-        __m512 a = widen16(head + k), b = widen16(head + half + k);
-        __m512 first = _mm512_fmadd_ps(b, _mm512_loadu_ps(sin + k), _mm512_mul_ps(a, _mm512_loadu_ps(cos + k)));
-        __m512 second =
-            _mm512_fmadd_ps(a, _mm512_loadu_ps(sin + half + k), _mm512_mul_ps(b, _mm512_loadu_ps(cos + half + k)));
-        narrow16(head + k, first);
-        narrow16(head + half + k, second);
+    for (int64_t k = 0; k < half; k += LANES) {
+        Vector a = load(head + k), b = load(head + half + k);
+        Vector first = fused(b, load_floats(sin + k), multiply(a, load_floats(cos + k)));
+        Vector second = fused(a, load_floats(sin + half + k), multiply(b, load_floats(cos + half + k)));
+        store(head + k, first);
+        store(head + half + k, second);
     }
 }
 
 // Attention of `count` queries of one key/value head over slots [begin[q], end[q]); scores is [count, padded].
-// Scores of all queries against one key are made together, so that the key is read once.
-void attend(const bf16 *const *query, bf16 *const *mixed, const int64_t *begin, const int64_t *end, int64_t count,
-            const bf16 *keys, const bf16 *values, int64_t width, float scale, float *scores, int64_t padded) {
+void attend(const Number *const *query, Number *const *mixed, const int64_t *begin, const int64_t *end, int64_t count,
+            const Number *keys, const Number *values, int64_t width, float scale, float *scores, int64_t padded) {
     for (int64_t q = 0; q < count; q++) {
         float *line = scores + q * padded;
-        const bf16 *ask = query[q];
-        for (int64_t s = begin[q]; s < end[q]; s++) {
-            const bf16 *key = keys + s * width;
-            __m512 sum = _mm512_setzero_ps();
-            for (int64_t k = 0; k < width; k += 32) sum = _mm512_dpbf16_ps(sum, load32(key + k), load32(ask + k));
-            line[s] = _mm512_reduce_add_ps(sum) * scale;
-        }
+        for (int64_t s = begin[q]; s < end[q]; s++) line[s] = sum_of(products(keys + s * width, query[q], width)) * scale;
     }
     for (int64_t q = 0; q < count; q++) {
         float *line = scores + q * padded;
-        // Lanes are the slots' numbers modulo 16, so the sum's order does not depend on what is visible.
-        int64_t first = begin[q] / 16 * 16, last = (end[q] + 15) / 16 * 16;
+        // Lanes are the slots' numbers modulo their count, so the sum's order does not depend on what is visible.
+        int64_t first = begin[q] / LANES * LANES, last = (end[q] + LANES - 1) / LANES * LANES;
         for (int64_t s = first; s < begin[q]; s++) line[s] = -INFINITY;
         for (int64_t s = end[q]; s < last; s++) line[s] = -INFINITY;
-        __m512 most = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
-        for (int64_t s = first; s < last; s += 16) most = _mm512_max_ps(most, _mm512_loadu_ps(line + s));
-        __m512 top = _mm512_set1_ps(_mm512_reduce_max_ps(most));
-        for (int64_t s = first; s < last; s += 16) {
-            __m512 v = _mm512_loadu_ps(line + s);
-            __mmask16 real = _mm512_cmp_ps_mask(v, _mm512_set1_ps(-INFINITY), _CMP_NEQ_OQ);
-            __m512 e = _mm512_maskz_mov_ps(real, exp16(_mm512_sub_ps(v, top)));
-            _mm512_storeu_ps(line + s, e);
-            total = _mm512_add_ps(total, e);
+        Vector most = all(-INFINITY), total = all(0.0f);
+        for (int64_t s = first; s < last; s += LANES) most = larger(most, load_floats(line + s));
+        Vector top = all(most_of(most));
+        for (int64_t s = first; s < last; s += LANES) {
+            Vector v = load_floats(line + s);
+            Vector e = where_seen(v, exponential(subtract(v, top)));
+            store_floats(line + s, e);
+            total = add(total, e);
         }
-        __m512 share = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(total));
-        for (int64_t s = first; s < last; s += 16)
-            _mm512_storeu_ps(line + s, _mm512_mul_ps(_mm512_loadu_ps(line + s), share));
+        Vector share = all(1.0f / sum_of(total));
+        for (int64_t s = first; s < last; s += LANES) store_floats(line + s, multiply(load_floats(line + s), share));
     }
     for (int64_t q = 0; q < count; q++) {
         const float *line = scores + q * padded;
-        for (int64_t k = 0; k < width; k += 64) {
-            __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
-            int64_t lanes = std::min<int64_t>(4, (width - k) / 16);
+        for (int64_t k = 0; k < width; k += 4 * LANES) {
+            Vector sum[4] = {all(0.0f), all(0.0f), all(0.0f), all(0.0f)};
+            int64_t vectors = std::min<int64_t>(4, (width - k) / LANES);
             for (int64_t s = begin[q]; s < end[q]; s++) {
-                __m512 weight = _mm512_set1_ps(line[s]);
-                const bf16 *value = values + s * width + k;
-                for (int64_t l = 0; l < lanes; l++) sum[l] = _mm512_fmadd_ps(weight, widen16(value + 16 * l), sum[l]);
+                Vector weight = all(line[s]);
+                const Number *value = values + s * width + k;
+                for (int64_t l = 0; l < vectors; l++) sum[l] = fused(weight, load(value + LANES * l), sum[l]);
             }
-            for (int64_t l = 0; l < lanes; l++) narrow16(mixed[q] + k + 16 * l, sum[l]);
+            for (int64_t l = 0; l < vectors; l++) store(mixed[q] + k + LANES * l, sum[l]);
         }
     }
 }
@@ -290,8 +221,8 @@ inline int64_t place(const Buffers &b, int64_t row, int64_t groups, int64_t g, i
     return ((row * groups + g) * b.slots + position) * width;
 }
 
-std::vector<bf16> &scratch(int which, size_t size) {
-    static thread_local std::vector<bf16> held[8];
+std::vector<Number> &scratch(int which, size_t size) {
+    static thread_local std::vector<Number> held[8];
     if (held[which].size() < size) held[which].resize(size);
     return held[which];
 }
@@ -360,17 +291,17 @@ void slipstream_decode(const Model *m, const Pass *p) {
     const int64_t tokens = p->rows * p->tokens, width = m->width, dim = m->head_dim;
     const int64_t heads = m->heads, groups = m->groups, fused = (heads + 2 * groups) * dim, inner = m->inner;
     const int64_t per_group = heads / groups;
-    bf16 *qkv = scratch(0, tokens * fused).data(), *mixed = scratch(1, tokens * heads * dim).data();
-    bf16 *gated = scratch(2, tokens * inner).data();
-    bf16 *x = p->x;
+    Number *qkv = scratch(0, tokens * fused).data(), *mixed = scratch(1, tokens * heads * dim).data();
+    Number *gated = scratch(2, tokens * inner).data();
+    Number *x = p->x;
     const float scale = 1.0f / std::sqrt(float(dim));
 #pragma omp parallel num_threads(p->threads)
     {
         const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        bf16 *normed = scratch(3, tokens * width).data();
+        Number *normed = scratch(3, tokens * width).data();
         std::vector<float> scores;
-        std::vector<const bf16 *> query;
-        std::vector<bf16 *> result;
+        std::vector<const Number *> query;
+        std::vector<Number *> result;
         std::vector<int64_t> begin, end;
         for (int64_t n = 0; n < m->layers; n++) {
             const Layer &layer = m->layer[n];
@@ -386,15 +317,15 @@ void slipstream_decode(const Model *m, const Pass *p) {
             mine = share(tokens * (heads + groups), 1, thread, threads);
             for (int64_t i = mine.begin; i < mine.end; i++) {
                 int64_t t = i / (heads + groups), h = i % (heads + groups);
-                bf16 *head = qkv + t * fused + h * dim;
-                const bf16 *gain = h < heads ? layer.q_norm : layer.k_norm;
+                Number *head = qkv + t * fused + h * dim;
+                const Number *gain = h < heads ? layer.q_norm : layer.k_norm;
                 if (gain) norm(head, gain, head, dim, m->eps);
                 rotate(head, m->cos + p->rotary[t] * dim, m->sin + p->rotary[t] * dim, dim);
                 if (h < heads) continue;
                 int64_t g = h - heads;
                 int64_t at = place(buffers, p->row[t / p->tokens], groups, g, p->position[t], dim);
-                std::memcpy(buffers.keys + at, head, dim * sizeof(bf16));
-                std::memcpy(buffers.values + at, qkv + t * fused + (heads + groups + g) * dim, dim * sizeof(bf16));
+                std::memcpy(buffers.keys + at, head, dim * sizeof(Number));
+                std::memcpy(buffers.values + at, qkv + t * fused + (heads + groups + g) * dim, dim * sizeof(Number));
             }
 #pragma omp barrier
             // Queries of one row and key/value head, in as many parts as keep all threads busy.
@@ -418,7 +349,7 @@ void slipstream_decode(const Model *m, const Pass *p) {
                     begin.push_back(start), end.push_back(stop);
                     longest = std::max(longest, stop);
                 }
-                int64_t padded = (longest + 15) / 16 * 16;
+                int64_t padded = (longest + LANES - 1) / LANES * LANES;
                 if ((int64_t)scores.size() < padded * (some.end - some.begin)) scores.resize(padded * (some.end - some.begin));
                 int64_t at = place(buffers, p->row[b], groups, g, 0, dim);
                 attend(query.data(), result.data(), begin.data(), end.data(), some.end - some.begin,
@@ -428,7 +359,7 @@ void slipstream_decode(const Model *m, const Pass *p) {
             mine = share(width, 16, thread, threads);
             product(layer.out, heads * dim, mixed, heads * dim, tokens, mine.begin, mine.end,
                     [&](int64_t o, int64_t t, float v) {
-                        bf16 *at = x + t * width + o;
+                        Number *at = x + t * width + o;
                         *at = narrow(widen(*at) + widen(narrow(v)));
                     });
 #pragma omp barrier
@@ -438,22 +369,21 @@ void slipstream_decode(const Model *m, const Pass *p) {
             product(layer.gate_up, width, normed, width, tokens, mine.begin, mine.end,
                     [&](int64_t o, int64_t t, float v) { gated[t * inner + o] = narrow(v); });
             for (int64_t t = 0; t < tokens; t++)
-                for (int64_t o = mine.begin; o < mine.end; o += 16) {
-                    __mmask16 in = __mmask16(mine.end - o >= 16 ? 0xffff : (1u << (mine.end - o)) - 1);
-                    __m512 v = _mm512_maskz_mov_ps(in, widen16(gated + t * inner + o));
-                    __m512 e = exp16(_mm512_sub_ps(_mm512_setzero_ps(), v));
-                    narrow16(gated + t * inner + o, _mm512_div_ps(v, _mm512_add_ps(e, _mm512_set1_ps(1.0f))));
+                for (int64_t o = mine.begin; o < mine.end; o += LANES) {
+                    Vector v = load(gated + t * inner + o);
+                    Vector e = exponential(subtract(all(0.0f), v));
+                    store(gated + t * inner + o, divide(v, add(e, all(1.0f))));
                 }
             product(layer.gate_up + inner * width, width, normed, width, tokens, mine.begin, mine.end,
                     [&](int64_t o, int64_t t, float v) {
-                        bf16 *at = gated + t * inner + o;
+                        Number *at = gated + t * inner + o;
                         *at = narrow(widen(*at) * widen(narrow(v)));
                     });
 #pragma omp barrier
             mine = share(width, 16, thread, threads);
-            bf16 *tap = p->taps ? p->taps[n] : nullptr;
+            Number *tap = p->taps ? p->taps[n] : nullptr;
             product(layer.down, inner, gated, inner, tokens, mine.begin, mine.end, [&](int64_t o, int64_t t, float v) {
-                bf16 *at = x + t * width + o;
+                Number *at = x + t * width + o;
                 *at = narrow(widen(*at) + widen(narrow(v)));
                 if (tap) tap[t / p->tokens * p->tap_row + t % p->tokens * p->tap_token + o] = *at;
             });
@@ -468,7 +398,7 @@ void slipstream_decode(const Model *m, const Pass *p) {
 void slipstream_context(const Model *m, const Context *c) {
     const int64_t tokens = c->rows * c->tokens, width = m->width, dim = m->head_dim, groups = m->groups;
     const int64_t both = 2 * groups * dim;
-    bf16 *fused = scratch(4, tokens * width).data(), *kv = scratch(5, m->layers * tokens * both).data();
+    Number *fused = scratch(4, tokens * width).data(), *kv = scratch(5, m->layers * tokens * both).data();
 #pragma omp parallel num_threads(c->threads)
     {
         const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
@@ -490,19 +420,19 @@ void slipstream_context(const Model *m, const Context *c) {
             int64_t n = i / tokens, t = i % tokens, position = c->position[t];
             const Buffers &buffers = c->buffers[n];
             for (int64_t g = 0; g < groups; g++) {
-                bf16 *key = kv + i * both + g * dim, *value = key + groups * dim;
+                Number *key = kv + i * both + g * dim, *value = key + groups * dim;
                 if (m->layer[n].k_norm) norm(key, m->layer[n].k_norm, key, dim, m->eps);
                 rotate(key, m->cos + position * dim, m->sin + position * dim, dim);
                 int64_t at = place(buffers, c->row[t / c->tokens], groups, g, position, dim);
-                std::memcpy(buffers.keys + at, key, dim * sizeof(bf16));
-                std::memcpy(buffers.values + at, value, dim * sizeof(bf16));
+                std::memcpy(buffers.keys + at, key, dim * sizeof(Number));
+                std::memcpy(buffers.values + at, value, dim * sizeof(Number));
             }
         }
     }
 }
 
 // out[t, o] = sum_k x[t, k] w[o, k] in float32, for outputs [0, outs).
-void slipstream_product(const bf16 *w, int64_t outs, int64_t in, const bf16 *x, int64_t tokens, int64_t threads,
+void slipstream_product(const Number *w, int64_t outs, int64_t in, const Number *x, int64_t tokens, int64_t threads,
                         float *out) {
 #pragma omp parallel num_threads(threads)
     {

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slipstream.native import Kernels, LayerWeights, NativeDecoder, Place
+from slipstream.native import Kernels, LayerWeights, NativeDecoder, Place, can_read
 from slipstream.target.cache import TargetCache
 from slipstream.target.masks import LayerWindows, pass_masks
 
@@ -52,7 +52,7 @@ class LeanDecoder:
         config: the text configuration.
         longest: positions for which rotary tables are made.
         windows: of the layer types.
-        kernels: run passes of few tokens where they can read the weights; None leaves all to PyTorch.
+        kernels: run passes of few tokens; None leaves all to PyTorch.
     """
 
     def __init__(
@@ -158,8 +158,8 @@ class LeanDecoder:
         out: Tensor = layer.out(mixed)
         return out
 
-    def _natively(self, kernels: Kernels) -> NativeDecoder | None:
-        """The same decoder on compiled kernels, or None where they cannot read it."""
+    def _natively(self, kernels: Kernels) -> NativeDecoder:
+        """The same decoder on compiled kernels."""
         only = next(iter(self._windows.values()))
         layers = [
             LayerWeights(
@@ -169,12 +169,6 @@ class LeanDecoder:
             )
             for layer in self._layers
         ]
-        plain = "silu" in type(self._act).__name__.lower()
-        plain &= all(
-            layer.out.bias is layer.gate_up.bias is layer.down.bias is None for layer in self._layers
-        )
-        if not plain or not NativeDecoder.fits(layers, self._norm_D, self._head_dim):
-            return None
         tables = self._cos_LC.float().contiguous(), self._sin_LC.float().contiguous()
         return NativeDecoder(
             *(kernels, layers, self._norm_D, self._eps, self._heads, self._head_dim), *tables
@@ -194,18 +188,42 @@ def lean_decoder(
         config: the text configuration.
         longest: longest context in tokens.
         windows: of the layer types.
-        kernels: compiled ones, if there are any.
+        kernels: compiled ones, if there are any; they serve where they can read the weights.
     """
-    if type(decoder).__name__ not in _FAMILIES or not type(decoder).__module__.startswith("transformers."):
+    if not _known(decoder):
         return None
-    projections = [m for m in decoder.layers.modules() if isinstance(m, nn.Linear)]
+    able = kernels is not None and runs_natively(decoder, kernels)
+    return LeanDecoder(decoder, config, longest, windows, kernels if able else None)
+
+
+def runs_natively(decoder: Any, kernels: Kernels) -> bool:
+    """Whether compiled kernels can run this decoder of a transformers model."""
+    if not _known(decoder):
+        return False
+    layers = list(decoder.layers)
+    silu = "silu" in type(layers[0].mlp.act_fn).__name__.lower()
+    behind = [
+        part for layer in layers for part in (layer.self_attn.o_proj, *_projections(layer.mlp))
+    ]
+    weights = [*decoder.layers.parameters(), decoder.norm.weight]
+    head_dim = int(layers[0].self_attn.head_dim)
+    return silu and all(part.bias is None for part in behind) and can_read(kernels, weights, head_dim)
+
+
+def _known(decoder: Any) -> bool:
+    """Whether it is of a family whose layers are known here, as transformers made it."""
+    if type(decoder).__name__ not in _FAMILIES or not type(decoder).__module__.startswith("transformers."):
+        return False
+    projections = _projections(decoder.layers)
     plain = all(type(m) is nn.Linear for m in projections) and len(projections) == 7 * len(decoder.layers)
     # transformers hangs hooks of its own on whole layers; on a projection they are someone's who wants to be
     # asked.
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in projections)
-    if not plain or hooked or len({p.weight.dtype for p in projections}) != 1:
-        return None
-    return LeanDecoder(decoder, config, longest, windows, kernels)
+    return plain and not hooked and len({p.weight.dtype for p in projections}) == 1
+
+
+def _projections(module: nn.Module) -> list[nn.Linear]:
+    return [part for part in module.modules() if isinstance(part, nn.Linear)]
 
 
 def _attention(q_BGQC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, mask: Tensor, scale: float) -> Tensor:

@@ -26,6 +26,7 @@ from slipstream.native import Kernels, load_kernels
 from slipstream.target.device import choose_device, choose_dtype
 from slipstream.target.family import check_config
 from slipstream.target.gguf import Progress, converted_folder
+from slipstream.target.lean import runs_natively
 from slipstream.target.memory import require, weight_bytes
 from slipstream.target.model import Target, target_from_model
 from slipstream.target.packing import packed
@@ -65,9 +66,11 @@ def load_target(name: str, options: TargetOptions | None = None, progress: Progr
     tell(f"Loading {name} ({str(dtype).removeprefix('torch.')} on {device})")
     model = _load_model(name, place, options, dtype)
     nn.Module.to(model, device)  # in place; the method that transformers wraps around it hides its type
-    if options.pack and device.type == "cpu":
-        packed(model)
     kernels = _kernels(options.kernels, dtype, device, tell)
+    # The kernels read weights where they lie; packed ones are for passes of PyTorch.
+    served = kernels is not None and runs_natively(model.get_decoder(), kernels)
+    if options.pack and device.type == "cpu" and not served:
+        packed(model)
     return target_from_model(model, _load_tokenizer(place, options), name, kernels)
 
 
@@ -75,12 +78,12 @@ def _kernels(wanted: str, dtype: torch.dtype, device: torch.device, tell: Progre
     """The compiled kernels where they are wanted and can be had."""
     if wanted == "torch":
         return None
-    if dtype != torch.bfloat16 or device.type != "cpu":
+    if device.type != "cpu":
         if wanted == "native":
-            raise InputError("the native kernels are for a CPU in bfloat16; leave --kernels at auto")
+            raise InputError("the native kernels are for a CPU; leave --kernels at auto")
         return None
     try:
-        return load_kernels()
+        return load_kernels(dtype)
     except InputError as error:
         if wanted == "native":
             raise

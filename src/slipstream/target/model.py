@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from slipstream.core.errors import TargetError
-from slipstream.native import Kernels, can_multiply, native_product
+from slipstream.native import Kernels, can_read, native_product
 from slipstream.target.cache import TargetCache
 from slipstream.target.capture import why_not_captured
 from slipstream.target.family import TargetInfo, check_config, check_modules, describe, layer_windows
@@ -100,7 +100,7 @@ class Target:
         self._native_head: Tensor | None = None
         plain = type(self._unembedding) is nn.Linear and getattr(self._unembedding, "bias", None) is None
         weight = getattr(self._unembedding, "weight", None)
-        if self.kernels is not None and plain and weight is not None and can_multiply(weight):
+        if self.kernels is not None and plain and weight is not None and can_read(self.kernels, [weight]):
             self._native_head = weight
         self._taps = Taps(self.layers, (), self.info.width)
         self.token_bytes = 0
