@@ -23,6 +23,12 @@ from slipstream.core.options import SamplingOptions
 
 PROMPTS = Path(__file__).with_name("held_out_smollm2.jsonl")
 Ids = tuple[int, ...]
+#: From a prompt's ids and the most tokens of an answer to its ids.
+Contender = Callable[[Ids, int], Ids]
+#: Tokens that the others need to be warm; ours also learn what rounds cost.
+WARM_TOKENS = 8
+#: Seconds from the start after which --quick begins no pass that would not end by then.
+QUICK_S = 45
 
 
 def main() -> None:
@@ -33,27 +39,31 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=8, help="prompts")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--passes", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="2 prompts, 48 tokens, 2 passes")
+    parser.add_argument("--quick", action="store_true", help="2 prompts, 32 tokens, one pass or two")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    started = time.perf_counter()
     if options.quick:
-        options.n, options.max_tokens, options.passes = 2, 48, 2
+        options.n, options.max_tokens, options.passes = 2, 32, 2
     session = slipstream.load(options.target, options.draft)
-    contenders = _contenders(session, options.max_tokens)
+    contenders = _contenders(session)
     prompts = [
         _prompt(session, line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()[: options.n]
     ]
-    for run in contenders.values():
-        run(prompts[0])
+    for name, run in contenders.items():
+        run(prompts[0], options.max_tokens if name in ("plain", "drafted") else WARM_TOKENS)
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     texts: dict[str, list[Ids]] = {}
-    for _ in range(options.passes):
+    for count in range(options.passes):
+        now = time.perf_counter()
+        if options.quick and count and now + (now - started) / count > started + QUICK_S:
+            break
         seconds, tokens = dict.fromkeys(contenders, 0.0), dict.fromkeys(contenders, 0)
         texts = {name: [] for name in contenders}
         for prompt in prompts:
             for name, run in contenders.items():
                 begun = time.perf_counter()
-                said = run(prompt)
+                said = run(prompt, options.max_tokens)
                 seconds[name] += time.perf_counter() - begun
                 tokens[name] += len(said)
                 texts[name].append(said)
@@ -92,24 +102,20 @@ def _report(rates: dict[str, list[float]], texts: dict[str, list[Ids]]) -> dict[
     }
 
 
-def _contenders(session: Session, max_tokens: int) -> dict[str, Callable[[Ids], Ids]]:
-    """Each from prompt ids to the ids of its answer."""
-    target, sampling = session.target, SamplingOptions(max_tokens=max_tokens)
+def _contenders(session: Session) -> dict[str, Contender]:
+    target = session.target
     ends = list(target.info.eos_token_ids)
 
-    def ours(draft: bool) -> Callable[[Ids], Ids]:
-        return lambda prompt: session.generate(prompt, sampling, draft=draft).token_ids
+    def ours(draft: bool) -> Contender:
+        return lambda prompt, most: (
+            session.generate(prompt, SamplingOptions(max_tokens=most), draft=draft).token_ids
+        )
 
-    def theirs(**more: Any) -> Callable[[Ids], Ids]:
-        def run(prompt: Ids) -> Ids:
+    def theirs(**more: Any) -> Contender:
+        def run(prompt: Ids, most: int) -> Ids:
             ids = torch.tensor([prompt])
             mask = torch.ones_like(ids)
-            settings = {
-                "do_sample": False,
-                "max_new_tokens": max_tokens,
-                "eos_token_id": ends,
-                "pad_token_id": 0,
-            }
+            settings = {"do_sample": False, "max_new_tokens": most, "eos_token_id": ends, "pad_token_id": 0}
             with torch.no_grad():
                 out = target.model.generate(ids, attention_mask=mask, **settings, **more)
             return tuple(out[0, len(prompt) :].tolist())
@@ -122,10 +128,10 @@ def _contenders(session: Session, max_tokens: int) -> dict[str, Callable[[Ids], 
         "transformers": theirs(),
         "transformers, prompt lookup": theirs(prompt_lookup_num_tokens=8),
     }
-    return contenders | _reference(session, max_tokens, ends)
+    return contenders | _reference(session, ends)
 
 
-def _reference(session: Session, max_tokens: int, ends: list[int]) -> dict[str, Callable[[Ids], Ids]]:
+def _reference(session: Session, ends: list[int]) -> dict[str, Contender]:
     """The authors' package with the same drafter, drafting and not."""
     try:
         from dflash.model import DFlashDraftModel, dflash_generate
@@ -140,11 +146,11 @@ def _reference(session: Session, max_tokens: int, ends: list[int]) -> dict[str, 
         write_zlab(session.drafter, Path(folder) / "drafter")
         model = DFlashDraftModel.from_pretrained(Path(folder) / "drafter", dtype=session.target.dtype).eval()
 
-    def run(block: int) -> Callable[[Ids], Ids]:
-        def generate(prompt: Ids) -> Ids:
+    def run(block: int) -> Contender:
+        def generate(prompt: Ids, most: int) -> Ids:
             with torch.no_grad():
                 out = dflash_generate(
-                    model, session.target.model, torch.tensor([prompt]), max_tokens, ends, block_size=block
+                    model, session.target.model, torch.tensor([prompt]), most, ends, block_size=block
                 )
             return tuple(out[0, len(prompt) :].tolist())
 

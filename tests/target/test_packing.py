@@ -36,6 +36,14 @@ def test_the_weight_can_be_read_back():
     assert not list(layer.parameters())
 
 
+def test_a_packed_module_has_the_state_of_a_plain_one():
+    module = nn.Sequential(nn.Linear(140, 130), nn.Linear(130, 140, bias=False))
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    again = packed(module).state_dict()
+    assert again.keys() == state.keys()
+    assert all(torch.equal(again[name], value) for name, value in state.items())
+
+
 def test_gradients_reach_the_input():
     linear = nn.Linear(70, 130)
     x = torch.randn(3, 70, requires_grad=True)

@@ -158,9 +158,7 @@ def at_work(drafter: Drafter, kernels: Kernels | None) -> DrafterAtWork:
     if kernels is not None and not is_packed(drafter):
         layers = _joined(drafter)
         tensors = [tensor for layer in layers for tensor in layer.tensors()]
-        if can_read(
-            kernels, [*tensors, drafter.norm.weight, drafter.fc.weight], drafter.config.head_dim
-        ):
+        if can_read(kernels, [*tensors, drafter.norm.weight, drafter.fc.weight], drafter.config.head_dim):
             return NativeDrafter(drafter, layers, kernels)
     return TorchDrafter(drafter)
 

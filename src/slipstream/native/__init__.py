@@ -1,4 +1,4 @@
-"""Compiled kernels for small passes on a CPU, in bf16 (AVX-512) or float32 (AVX2); PyTorch does the same work elsewhere."""
+"""Compiled kernels for small passes on a CPU: bf16 on AVX-512, float32 on AVX2. PyTorch does the rest."""
 
 from slipstream.native.build import Kernels, load_kernels
 from slipstream.native.choice import contenders

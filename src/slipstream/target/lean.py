@@ -202,9 +202,7 @@ def runs_natively(decoder: Any, kernels: Kernels) -> bool:
         return False
     layers = list(decoder.layers)
     silu = "silu" in type(layers[0].mlp.act_fn).__name__.lower()
-    behind = [
-        part for layer in layers for part in (layer.self_attn.o_proj, *_projections(layer.mlp))
-    ]
+    behind = [part for layer in layers for part in (layer.self_attn.o_proj, *_projections(layer.mlp))]
     weights = [*decoder.layers.parameters(), decoder.norm.weight]
     head_dim = int(layers[0].self_attn.head_dim)
     return silu and all(part.bias is None for part in behind) and can_read(kernels, weights, head_dim)

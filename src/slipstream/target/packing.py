@@ -7,7 +7,7 @@ differs from `nn.Linear` by rounding. For inference on a CPU in float32; everyth
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,11 @@ class PackedLinear(nn.Module):
         dense: Tensor = self._packed_weight.to_dense()
         return dense
 
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """As an `nn.Linear` does, so that whoever copies or writes the module's weights finds all of them."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = self.weight
+
     def forward(self, x: Tensor) -> Tensor:
         """Multiplies.
 
@@ -81,7 +86,7 @@ def packed(module: AnyModule, least_weights: int = _LEAST_WEIGHTS) -> AnyModule:
 
     A layer qualifies if it is exactly an `nn.Linear`, float32, on the CPU, without hooks, and large enough.
     Nothing happens where torch lacks the operators. The module is for inference afterwards: packed weights
-    are no longer among its parameters.
+    are no longer among its parameters, though still in its `state_dict()`.
 
     Args:
         module: changed in place; must not itself be an `nn.Linear`.
