@@ -74,9 +74,9 @@ def main() -> None:
 
 def _pass(target: Target, tokens: int, context: int) -> Callable[[], object]:
     """A verify pass, head on every token."""
-    cache = target.new_cache(1, 512)
     ids_BT, start_B = torch.full((1, tokens), 100), torch.tensor([context])
     visible = -(-(context + tokens) // 64) * 64
+    cache = target.new_cache(1, max(512, visible))
     return lambda: target.verify(ids_BT, start_B, cache, visible)
 
 
@@ -106,13 +106,13 @@ def _draft(session: Session, context: int) -> Callable[[], object]:
     target = session.target
     assert session.drafter is not None
     proposer = DraftProposer(target, session.drafter)
-    proposer.begin(1, 512)
+    visible = -(-(context + 8) // 64) * 64
+    proposer.begin(1, max(512, visible))
     features = torch.zeros(1, context, session.drafter.config.feature_width, dtype=target.dtype)
     proposer.admit(features, torch.tensor([0]), torch.tensor([0]), context)
     settings = RowSettings.of([SamplingOptions()], target.info.vocab_size, target.device)
     chooser = make_chooser(settings, "match", "argmax", target.info.vocab_size)
     anchor_B, length_B = torch.tensor([100]), torch.tensor([context])
-    visible = -(-(context + 8) // 64) * 64
     return lambda: proposer.propose(anchor_B, length_B, 7, visible, chooser)
 
 

@@ -29,7 +29,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "head_dim": 32,
-    "max_position_embeddings": 256,
+    "max_position_embeddings": 512,
     "eos_token_id": 0,
     "bos_token_id": None,
     "pad_token_id": None,
@@ -96,6 +96,25 @@ def test_a_pass_is_that_of_the_modules(kernels: Kernels, family: str, rows: int,
         assert (target.kernels is not None) == (len(found) == 1)
     for mine, theirs in zip(*found, strict=True):
         assert (mine.float() - theirs.float()).norm() < NEAR[kernels.dtype] * theirs.float().norm()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_long_context_is_seen_as_the_modules_see_it(kernels: Kernels, family: str) -> None:
+    """Longer than what is mixed in one piece; with windows that begin behind the first pieces."""
+    ids_BL, block_BT = torch.randint(3, 97, (2, 300)), torch.randint(3, 97, (2, 7))
+    length_B = torch.tensor([300, 141])
+    found = []
+    for target in (make(family, kernels.dtype, kernels), make(family, kernels.dtype, None)):
+        cache = target.new_cache(2, 320)
+        target.prefill(ids_BL, length_B, cache, chunk=60)
+        whole = target.verify(block_BT, length_B, cache, 320).logits_BTV
+        found.append(whole)
+        if target.kernels is not None:
+            steps = [
+                target.verify(block_BT[:, t : t + 1], length_B + t, cache, 320).logits_BTV for t in range(7)
+            ]
+            assert torch.equal(torch.cat(steps, 1), whole)
+    assert (found[0] - found[1]).norm() < NEAR[kernels.dtype] * found[1].norm()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -138,10 +138,10 @@ class TargetOptions:
             natively and float32 elsewhere.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         trust_remote_code: let the hub repository run its own modelling code.
-        kernels: on a CPU in bfloat16, `native` (compiled for AVX-512 with bf16, for Llama-like models),
-            `torch`, or `auto`: native where this machine can run and compile them.
-        pack: on a CPU in float32, keep the weights in the order that makes decoding fast; the model is then
-            for inference only.
+        kernels: on a CPU, `native` (compiled for Llama-like models, in bfloat16 on AVX-512 with bf16 and in
+            float32 on AVX2), `torch`, or `auto`: native where this machine can run and compile them.
+        pack: on a CPU in float32, where kernels do not serve, keep the weights in the order that makes
+            decoding fast; the model is then for inference only.
     """
 
     dtype: str = "auto"

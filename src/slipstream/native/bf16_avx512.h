@@ -11,6 +11,9 @@ constexpr int64_t PIECE = 16384, PIECE_OUTPUTS = 8;
 // Outputs of a tile, by its tokens: sixteen sums. A token alone takes rows of weights that lie one after another.
 constexpr int ALONE = 16, OUTPUTS_OF[] = {0, 8, 8, 4, 4};
 
+// Queries whose values are summed together, of four vectors each.
+constexpr int QUERIES = 4;
+
 inline float widen(Number v) {
     uint32_t bits = uint32_t(v) << 16;
     float f;
@@ -61,8 +64,8 @@ inline Vector products(const Number *a, const Number *b, int64_t width) {
     return sum;
 }
 
-// The sums of sixteen vectors, in the order of _mm512_reduce_add_ps: halves, quarters, then pairs. Sum i comes to
-// place order[i].
+// The sums of sixteen vectors, in the order of _mm512_reduce_add_ps: halves, quarters, then pairs. The sum of vector i
+// comes to place16(i), which is its own inverse.
 inline Vector sums16(const Vector *v) {
     Vector half[8], quarter[4], pair[2];
     for (int i = 0; i < 8; i++)
@@ -77,7 +80,7 @@ inline Vector sums16(const Vector *v) {
     return _mm512_add_ps(_mm512_shuffle_ps(pair[0], pair[1], 0x88), _mm512_shuffle_ps(pair[0], pair[1], 0xdd));
 }
 
-inline int place16(int i) { return i % 4 * 4 + i / 4; }
+constexpr int place16(int i) { return i % 4 * 4 + i / 4; }
 
 // OUTS outputs times TOKS tokens, at most sixteen sums, each in the same order whatever the tile.
 // Meanwhile the weights `ahead` numbers further on are fetched, those of outputs [from, to) of the tile.
@@ -92,15 +95,18 @@ inline void tile(const Number *w, int64_t in, const Number *x, int64_t stride, A
         for (int o = 0; o < OUTS; o++) {
             __m512bh weight = load32(w + o * in + k);
             if (o >= ahead.from && o < ahead.to) _mm_prefetch((const char *)(w + o * in + k + ahead.distance), _MM_HINT_T0);
-            for (int t = 0; t < TOKS; t++) sum[o * TOKS + t] = _mm512_dpbf16_ps(sum[o * TOKS + t], weight, state[t]);
+            for (int t = 0; t < TOKS; t++) {
+                Vector &mine = sum[place16(t * OUTS + o)];
+                mine = _mm512_dpbf16_ps(mine, weight, state[t]);
+            }
         }
     }
     if (OUTS * TOKS == 1) {
-        sink(0, 0, _mm512_reduce_add_ps(sum[0]));
+        sink(0, 0, _mm512_reduce_add_ps(sum[place16(0)]));
         return;
     }
     alignas(64) float found[16];
     _mm512_store_ps(found, sums16(sum));
-    for (int o = 0; o < OUTS; o++)
-        for (int t = 0; t < TOKS; t++) sink(o, t, found[place16(o * TOKS + t)]);
+    for (int t = 0; t < TOKS; t++)
+        for (int o = 0; o < OUTS; o++) sink(o, t, found[t * OUTS + o]);
 }

@@ -12,6 +12,9 @@ constexpr int64_t PIECE = 8192, PIECE_OUTPUTS = 3;
 // takes rows of weights that lie one after another.
 constexpr int ALONE = 8, OUTPUTS_OF[] = {0, 3, 3, 3, 3};
 
+// Queries whose values are summed together, of four vectors each.
+constexpr int QUERIES = 3;
+
 inline float widen(Number v) { return v; }
 inline Number narrow(float v) { return v; }
 inline Vector load(const Number *p) { return _mm256_loadu_ps(p); }
@@ -79,7 +82,7 @@ inline void tile(const Number *w, int64_t in, const Number *x, int64_t stride, A
                 for (int t = 0; t < TOKS; t++) {
                     const Vector state = load(x + t * stride + part);
                     for (int o = 0; o < OUTS; o++)
-                        sum[o * TOKS + t] = _mm256_fmadd_ps(weight[o], state, sum[o * TOKS + t]);
+                        sum[t * OUTS + o] = _mm256_fmadd_ps(weight[o], state, sum[t * OUTS + o]);
                 }
             }
         }
@@ -91,6 +94,6 @@ inline void tile(const Number *w, int64_t in, const Number *x, int64_t stride, A
     if (fetched >= 3) steps(std::integral_constant<int, 3>());
     float found[12];
     for (int i = 0; i < OUTS * TOKS; i += 4) _mm_storeu_ps(found + i, sums4(sum[i], sum[i + 1], sum[i + 2], sum[i + 3]));
-    for (int o = 0; o < OUTS; o++)
-        for (int t = 0; t < TOKS; t++) sink(o, t, found[o * TOKS + t]);
+    for (int t = 0; t < TOKS; t++)
+        for (int o = 0; o < OUTS; o++) sink(o, t, found[t * OUTS + o]);
 }

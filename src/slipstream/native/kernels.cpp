@@ -176,44 +176,104 @@ inline void rotate(Number *head, const float *cos, const float *sin, int64_t wid
     }
 }
 
-// Attention of `count` queries of one key/value head over slots [begin[q], end[q]); scores is [count, padded].
-void attend(const Number *const *query, Number *const *mixed, const int64_t *begin, const int64_t *end, int64_t count,
-            const Number *keys, const Number *values, int64_t width, float scale, float *scores, int64_t padded) {
-    for (int64_t q = 0; q < count; q++) {
-        float *line = scores + q * padded;
-        for (int64_t s = begin[q]; s < end[q]; s++) line[s] = sum_of(products(keys + s * width, query[q], width)) * scale;
+// The attention of one key/value head of a row: its queries, what they see, and where what they find goes.
+struct Asked {
+    std::vector<Number> queries;  // [count, width]
+    std::vector<Number *> mixed;
+    std::vector<int64_t> begin, end;  // slots that a query sees
+    std::vector<float> scores, sums;  // [count, padded], [count, width]
+
+    void clear() { queries.clear(), mixed.clear(), begin.clear(), end.clear(); }
+
+    void add(const Number *query, int64_t width, Number *to, int64_t first, int64_t last) {
+        queries.insert(queries.end(), query, query + width);
+        mixed.push_back(to), begin.push_back(first), end.push_back(last);
     }
-    for (int64_t q = 0; q < count; q++) {
-        float *line = scores + q * padded;
-        // Lanes are the slots' numbers modulo their count, so the sum's order does not depend on what is visible.
-        int64_t first = begin[q] / LANES * LANES, last = (end[q] + LANES - 1) / LANES * LANES;
-        for (int64_t s = first; s < begin[q]; s++) line[s] = -INFINITY;
-        for (int64_t s = end[q]; s < last; s++) line[s] = -INFINITY;
-        Vector most = all(-INFINITY), total = all(0.0f);
-        for (int64_t s = first; s < last; s += LANES) most = larger(most, load_floats(line + s));
-        Vector top = all(most_of(most));
-        for (int64_t s = first; s < last; s += LANES) {
-            Vector v = load_floats(line + s);
-            Vector e = where_seen(v, exponential(subtract(v, top)));
-            store_floats(line + s, e);
-            total = add(total, e);
-        }
-        Vector share = all(1.0f / sum_of(total));
-        for (int64_t s = first; s < last; s += LANES) store_floats(line + s, multiply(load_floats(line + s), share));
+};
+
+// Turn scores of slots [begin, end) into shares of one.
+inline void soften(float *line, int64_t begin, int64_t end) {
+    // Lanes are the slots' numbers modulo their count, so the sum's order does not depend on what is visible.
+    const int64_t first = begin / LANES * LANES, last = (end + LANES - 1) / LANES * LANES;
+    for (int64_t s = first; s < begin; s++) line[s] = -INFINITY;
+    for (int64_t s = end; s < last; s++) line[s] = -INFINITY;
+    Vector most = all(-INFINITY), total = all(0.0f);
+    for (int64_t s = first; s < last; s += LANES) most = larger(most, load_floats(line + s));
+    const Vector top = all(most_of(most));
+    for (int64_t s = first; s < last; s += LANES) {
+        Vector v = load_floats(line + s);
+        Vector e = where_seen(v, exponential(subtract(v, top)));
+        store_floats(line + s, e);
+        total = add(total, e);
     }
-    for (int64_t q = 0; q < count; q++) {
-        const float *line = scores + q * padded;
-        for (int64_t k = 0; k < width; k += 4 * LANES) {
-            Vector sum[4] = {all(0.0f), all(0.0f), all(0.0f), all(0.0f)};
-            int64_t vectors = std::min<int64_t>(4, (width - k) / LANES);
-            for (int64_t s = begin[q]; s < end[q]; s++) {
-                Vector weight = all(line[s]);
-                const Number *value = values + s * width + k;
-                for (int64_t l = 0; l < vectors; l++) sum[l] = fused(weight, load(value + LANES * l), sum[l]);
+    const Vector share = all(1.0f / sum_of(total));
+    for (int64_t s = first; s < last; s += LANES) store_floats(line + s, multiply(load_floats(line + s), share));
+}
+
+// Add the values of slots [begin, end) to the sums of COUNT queries, by their shares; each sum in the order of slots.
+template <int COUNT>
+inline void mix(const float *shares, int64_t padded, const Number *values, int64_t width, int64_t begin, int64_t end,
+                float *sums) {
+    if (begin >= end) return;
+    const auto columns = [&](auto vectors, int64_t k) {
+        Vector sum[COUNT][vectors];
+        for (int q = 0; q < COUNT; q++)
+            for (int l = 0; l < vectors; l++) sum[q][l] = load_floats(sums + q * width + k + LANES * l);
+        for (int64_t s = begin; s < end; s++) {
+            Vector share[COUNT];
+            for (int q = 0; q < COUNT; q++) share[q] = all(shares[q * padded + s]);
+            for (int l = 0; l < vectors; l++) {
+                const Vector value = load(values + s * width + k + LANES * l);
+                for (int q = 0; q < COUNT; q++) sum[q][l] = fused(share[q], value, sum[q][l]);
             }
-            for (int64_t l = 0; l < vectors; l++) store(mixed[q] + k + LANES * l, sum[l]);
         }
+        for (int q = 0; q < COUNT; q++)
+            for (int l = 0; l < vectors; l++) store_floats(sums + q * width + k + LANES * l, sum[q][l]);
+    };
+    int64_t k = 0;
+    for (; k + 4 * LANES <= width; k += 4 * LANES) columns(std::integral_constant<int, 4>(), k);
+    for (; k < width; k += LANES) columns(std::integral_constant<int, 1>(), k);
+}
+
+// Attention of all that is asked, over the keys and values of one row and head.
+void attend(Asked &asked, const Number *keys, const Number *values, int64_t width, float scale) {
+    const int64_t count = int64_t(asked.mixed.size());
+    const int64_t *begin = asked.begin.data(), *end = asked.end.data();
+    const int64_t first = *std::min_element(begin, begin + count), last = *std::max_element(end, end + count);
+    const int64_t padded = (last + LANES - 1) / LANES * LANES;
+    if (int64_t(asked.scores.size()) < count * padded) asked.scores.resize(count * padded);
+    asked.sums.assign(count * width, 0.0f);
+    float *scores = asked.scores.data(), *sums = asked.sums.data();
+    // Keys are to queries as weights are to states. A score that its query does not see is written over.
+    product(keys, width, asked.queries.data(), width, count, first, last,
+            [&](int64_t s, int64_t q, float v) { scores[q * padded + s] = v * scale; });
+    for (int64_t q = 0; q < count; q++) soften(scores + q * padded, begin[q], end[q]);
+    const auto part = [&](auto queries, int64_t q, int64_t from, int64_t to) {
+        mix<queries>(scores + q * padded, padded, values, width, from, to, sums + q * width);
+    };
+    constexpr std::integral_constant<int, 1> ONE;
+    // Slots come in pieces whose values stay in the first cache while all queries pass by.
+    const int64_t piece = std::max<int64_t>(1, PIECE / (width * int64_t(sizeof(Number))));
+    for (int64_t slot = first; slot < last; slot += piece) {
+        int64_t q = 0;
+        const auto from = [&](int64_t i) { return std::max(begin[i], slot); };
+        const auto to = [&](int64_t i) { return std::min(end[i], slot + piece); };
+        const auto together = [&](auto some) {
+            for (; q + some <= count; q += some) {
+                // What all of them see is read once for all; what some see, for each.
+                int64_t all_from = from(q), all_to = to(q);
+                for (int64_t i = q + 1; i < q + some; i++) all_from = std::max(all_from, from(i)), all_to = std::min(all_to, to(i));
+                for (int64_t i = q; i < q + some; i++) part(ONE, i, from(i), std::min(all_from, to(i)));
+                part(some, q, all_from, all_to);
+                for (int64_t i = q; i < q + some; i++) part(ONE, i, std::max(all_from, all_to), to(i));
+            }
+        };
+        together(std::integral_constant<int, QUERIES>());
+        together(std::integral_constant<int, 2>());
+        together(ONE);
     }
+    for (int64_t q = 0; q < count; q++)
+        for (int64_t k = 0; k < width; k += LANES) store(asked.mixed[q] + k, load_floats(sums + q * width + k));
 }
 
 // Where a head of a row's key or value at some position lies.
@@ -299,10 +359,7 @@ void slipstream_decode(const Model *m, const Pass *p) {
     {
         const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
         Number *normed = scratch(3, tokens * width).data();
-        std::vector<float> scores;
-        std::vector<const Number *> query;
-        std::vector<Number *> result;
-        std::vector<int64_t> begin, end;
+        Asked questions;
         for (int64_t n = 0; n < m->layers; n++) {
             const Layer &layer = m->layer[n];
             const Buffers &buffers = p->buffers[n];
@@ -336,24 +393,18 @@ void slipstream_decode(const Model *m, const Pass *p) {
             for (int64_t i = mine.begin; i < mine.end; i++) {
                 int64_t unit = i / parts, b = unit / groups, g = unit % groups;
                 Share some = share(asked, 1, int(i % parts), int(parts));
-                query.clear(), result.clear(), begin.clear(), end.clear();
-                int64_t anchor = p->position[b * p->tokens], longest = 0;
+                questions.clear();
+                int64_t anchor = p->position[b * p->tokens];
                 for (int64_t j = some.begin; j < some.end; j++) {
                     int64_t t = b * p->tokens + j / per_group, h = g * per_group + j % per_group;
                     int64_t at = p->position[t];
                     int64_t stop = layer.causal ? at + 1 : anchor + p->tokens;
                     int64_t start = layer.window ? std::max<int64_t>(0, at - layer.window + 1) : 0;
                     if (layer.window) stop = std::min(stop, at + layer.window);
-                    query.push_back(qkv + t * fused + h * dim);
-                    result.push_back(mixed + t * heads * dim + h * dim);
-                    begin.push_back(start), end.push_back(stop);
-                    longest = std::max(longest, stop);
+                    questions.add(qkv + t * fused + h * dim, dim, mixed + t * heads * dim + h * dim, start, stop);
                 }
-                int64_t padded = (longest + LANES - 1) / LANES * LANES;
-                if ((int64_t)scores.size() < padded * (some.end - some.begin)) scores.resize(padded * (some.end - some.begin));
                 int64_t at = place(buffers, p->row[b], groups, g, 0, dim);
-                attend(query.data(), result.data(), begin.data(), end.data(), some.end - some.begin,
-                       buffers.keys + at, buffers.values + at, dim, scale, scores.data(), padded);
+                attend(questions, buffers.keys + at, buffers.values + at, dim, scale);
             }
 #pragma omp barrier
             mine = share(width, 16, thread, threads);
