@@ -82,6 +82,7 @@ VARIANTS = (
     Variant("blocks of 16", block=16),
     Variant("decay weights", {"weighting": "decay"}),
     Variant("whole vocabulary", {"vocabulary": 0}),
+    Variant("half the blocks a step", {"documents": 4}),
     Variant("taps mixed by each layer", separate=True),
     Variant("1/4 of the chats", data="1/4"),
     Variant("from a drafter: base", start=True),
