@@ -82,9 +82,10 @@ def test_acceptance_on_a_narrow_domain_rises(tmp_path: Path) -> None:
     (tmp_path / "unseen.jsonl").write_text("".join(lines[-16:]))
     unseen = read_chats(tmp_path / "unseen.jsonl", None).chats
     bundled = Path(__file__).parents[2] / "src/slipstream/drafters/smollm2"
-    options = TrainOptions(max_steps=60, documents=12, decode_prompts=0, learning_rate=2e-3)
+    options = TrainOptions(max_steps=40, documents=8, decode_prompts=0, learning_rate=2e-3)
     plan = Plan("smollm2", tmp_path / "run", str(tmp_path / "train.jsonl"), 0, bundled, training=options)
     result = train_drafter(plan, lambda line: None)
     before = decoded_acceptance(target, read_zlab(bundled), unseen)
     after = decoded_acceptance(target, read_zlab(result.drafter), unseen)
+    print("ACC", before, after)
     assert after > before + 0.1

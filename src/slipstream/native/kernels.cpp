@@ -59,18 +59,18 @@ struct Pass {
     const int64_t *rotary;    // [rows, tokens], rows of the tables
     const int64_t *row;       // [rows], rows of the buffers
     const Buffers *buffers;   // per layer
-    Number *const *taps;        // per layer a [rows, tokens, width] view or null; null for no taps at all
+    Number *const *taps;      // per layer a [rows, tokens, width] view or null; null for no taps at all
     int64_t tap_row, tap_token;  // numbers from one row's, one token's tap to the next one's
-    Number *x;                  // [rows, tokens, width], states in; overwritten
-    Number *out;                // [rows, tokens, width], states after the final norm
+    Number *x;                // [rows, tokens, width], states in; overwritten
+    Number *out;              // [rows, tokens, width], states after the final norm
 };
 
 // Features of context tokens on their way to the keys and values of a drafter.
 struct Context {
     int64_t rows, tokens, features, threads;
-    const Number *x;         // [rows, tokens, features]
-    const Number *fuse;      // [width, features]
-    const Number *norm;      // [width]
+    const Number *x;     // [rows, tokens, features]
+    const Number *fuse;  // [width, features]
+    const Number *norm;  // [width]
     const int64_t *position, *row;
     const Buffers *buffers;
 };
