@@ -63,6 +63,9 @@ THINGS = [
 
 KINDS = ["short", "friendly", "funny", "sober"]
 
+#: The test decodes by itself.
+NO_TRIALS = {"decode_prompts": 0, "workload_prompts": 0}
+
 
 def test_acceptance_on_a_narrow_domain_rises(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
@@ -82,7 +85,7 @@ def test_acceptance_on_a_narrow_domain_rises(tmp_path: Path) -> None:
     (tmp_path / "unseen.jsonl").write_text("".join(lines[-16:]))
     unseen = read_chats(tmp_path / "unseen.jsonl", None).chats
     bundled = Path(__file__).parents[2] / "src/slipstream/drafters/smollm2"
-    options = TrainOptions(max_steps=40, documents=8, decode_prompts=0, learning_rate=2e-3)
+    options = TrainOptions(max_steps=60, documents=12, learning_rate=2e-3, **NO_TRIALS)
     plan = Plan("smollm2", tmp_path / "run", str(tmp_path / "train.jsonl"), 0, bundled, training=options)
     result = train_drafter(plan, lambda line: None)
     before = decoded_acceptance(target, read_zlab(bundled), unseen)

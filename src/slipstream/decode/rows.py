@@ -308,7 +308,7 @@ class Rows:
         """Their requests do not use these rows any more."""
         if rows and self._prefixes.most_tokens:
             # While the lengths still say how far the rows reach.
-            self._batch.backlog.flush(self._visible())
+            self._catch_up(self._visible())
         for row, tracker in rows.items():
             self._keep(row, tracker)
             self._batch.backlog.leave(row)
